@@ -1,0 +1,1 @@
+"""Benchmarks: what moving bytes costs, always beside a peer and the physical limit."""

@@ -1,0 +1,1 @@
+"""Array kernels (numba): no I/O, no state, and no import of anything else of Moonpool's."""

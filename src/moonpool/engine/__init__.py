@@ -1,0 +1,1 @@
+"""The transfer engine: segments, batches, and the paths that carry them."""

@@ -1,0 +1,1 @@
+"""Where segments are found by name: peer to peer, or in Redis."""

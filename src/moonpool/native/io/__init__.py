@@ -1,0 +1,1 @@
+"""Cython over the operating system: memory, sockets, lanes, the target side."""

@@ -1,0 +1,1 @@
+"""Sans-I/O codecs: the reference for every byte that crosses a wire."""
