@@ -1,4 +1,15 @@
-"""Build of the Cython modules under ``src/moonpool/native``; all other metadata is in pyproject.toml."""
+"""Build of the Cython modules under ``src/moonpool/native``; all other metadata is in pyproject.toml.
+
+Three environment variables change what is built:
+
+``MOONPOOL_NATIVE``
+    ``auto`` (default) leaves out, with a warning, the modules whose C library is absent; ``require`` makes
+    that an error; ``skip`` builds none (the Makefile installs the package first, then builds in place).
+``MOONPOOL_SANITIZE``
+    A value for gcc's ``-fsanitize=``, e.g. ``address,undefined``. Build such modules into their own tree.
+``MOONPOOL_JOBS``
+    How many modules are compiled at once; the number of CPUs by default.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +27,36 @@ ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "src" / "moonpool"
 LINKS = ("kernels", "store", "conductor", "bench")
 SHARED_UTILITY = "moonpool.native._cyutility"
-SANITIZE = os.environ.get("MOONPOOL_SANITIZE", "")  # e.g. "address,undefined"
+NATIVE_MODES = ("auto", "require", "skip")
+NATIVE = os.environ.get("MOONPOOL_NATIVE", "auto")
+SANITIZE = os.environ.get("MOONPOOL_SANITIZE", "")
+JOBS = int(os.environ.get("MOONPOOL_JOBS", "0")) or os.cpu_count() or 1
 
-# What a module needs beyond libc: pkg-config names, and how to link them. Headers-only libraries link nothing.
+# What a module needs beyond libc, by pkg-config's names.
 NEEDS: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("libxxhash",),
     "moonpool.native.io.lanes": ("liburing",),
     "moonpool.native.io.server": ("liburing",),
 }
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
+# xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.
+HEADER_ONLY = ("libxxhash", "libibverbs")
 # C sources compiled into a module beside its .pyx.
 EXTRA_SOURCES: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("xxh3_base.c", "xxh3_avx2.c", "xxh3_avx512.c"),
 }
 
 
-def check_links() -> None:
+def check_surroundings() -> None:
+    """Stops with one sentence where a build would otherwise succeed and silently lack a part."""
+    if NATIVE not in NATIVE_MODES:
+        sys.exit(f"moonpool: MOONPOOL_NATIVE={NATIVE!r} is not one of {', '.join(NATIVE_MODES)}")
     for name in LINKS:
         if not (PACKAGE / name / "__init__.py").is_file():
             sys.exit(
                 f"moonpool: the link src/moonpool/{name} -> ../../{name} is missing or broken; "
-                f"restore it with `ln -s ../../{name} src/moonpool/{name}` or `git checkout src/moonpool/{name}`"
+                f"restore it with `ln -s ../../{name} src/moonpool/{name}` or "
+                f"`git checkout src/moonpool/{name}`"
             )
 
 
@@ -48,55 +68,70 @@ def has_library(name: str) -> bool:
 
 def static_archive(name: str) -> str | None:
     """Path of the PIC static archive of a library, so that a wheel has no run-time dependency on it."""
-    out = subprocess.run(["pkg-config", "--variable=libdir", name], capture_output=True, text=True, check=False)
+    query = ["pkg-config", "--variable=libdir", name]
+    out = subprocess.run(query, capture_output=True, text=True, check=False)
     archive = Path(out.stdout.strip()) / f"{name}.a"
     return str(archive) if out.stdout.strip() and archive.is_file() else None
 
 
-def declare_extensions() -> list[Extension]:
+def compile_flags() -> list[str]:
     flags = ["-O3", "-fvisibility=hidden", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-    link: list[str] = ["-pthread"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-O1"]
-        link += [f"-fsanitize={SANITIZE}"]
+    return flags
+
+
+def declare_extensions() -> list[Extension]:
+    if NATIVE == "skip":
+        return []
+    link = ["-pthread", *([f"-fsanitize={SANITIZE}"] if SANITIZE else [])]
     found: list[Extension] = []
     for pyx in sorted((PACKAGE / "native").rglob("*.pyx")):
         name = ".".join(pyx.relative_to(ROOT / "src").with_suffix("").parts)
         folder = pyx.parent
-        shared = [str(p.relative_to(ROOT)) for ext in ("*.pxd", "*.h", "*.c") for p in folder.glob(ext)]
+        shared = [
+            str(path.relative_to(ROOT))
+            for pattern in ("*.pxd", "*.h", "*.c")
+            for path in sorted(folder.glob(pattern))
+        ]
         extra = [str((folder / c).relative_to(ROOT)) for c in EXTRA_SOURCES.get(name, ())]
         found.append(
             Extension(
                 name,
                 [str(pyx.relative_to(ROOT)), *extra],
+                # Declared sources and headers are what makes a rebuild correct, and what the sdist carries.
                 depends=[str(pyx.relative_to(ROOT)), *shared],
                 include_dirs=[str(folder.relative_to(ROOT))],
-                extra_compile_args=flags,
+                extra_compile_args=compile_flags(),
                 extra_link_args=list(link),
             )
         )
     if found:
-        found.append(Extension(SHARED_UTILITY, ["src/moonpool/native/_cyutility.c"], extra_compile_args=flags[:2]))
+        # One module with Cython's memoryview runtime for all others; cythonize generates its C file.
+        source = "src/moonpool/native/_cyutility.c"
+        flags = compile_flags()
+        found.append(Extension(SHARED_UTILITY, [source], extra_compile_args=flags, extra_link_args=link))
     return found
 
 
 class BuildNative(build_ext):
-    """Drops modules whose library is absent (or fails, with MOONPOOL_NATIVE=require), then cythonizes the rest."""
+    """Drops the modules whose library is absent, or fails (MOONPOOL_NATIVE=require); cythonizes the rest."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.parallel = os.cpu_count() or 1
+        self.parallel = JOBS
 
     def build_extensions(self) -> None:
-        from Cython.Build import cythonize
+        from Cython.Build import cythonize  # here and not above: pip's metadata steps need no Cython
 
         self.extensions = [ext for ext in self.extensions if self.usable(ext)]
-        wanted = [ext for ext in self.extensions]
+        generated = Path(self.build_temp) / "cython"
+        (generated / "src/moonpool/native").mkdir(parents=True, exist_ok=True)
         made = cythonize(
-            [ext for ext in wanted if ext.name != SHARED_UTILITY],
+            list(self.extensions),
             include_path=["src"],
-            build_dir=str(Path(self.build_temp) / "cython"),
-            nthreads=os.cpu_count() or 1,
+            build_dir=str(generated),
+            nthreads=JOBS,
             compiler_directives={
                 "language_level": 3,
                 "boundscheck": False,
@@ -108,9 +143,10 @@ class BuildNative(build_ext):
             },
             shared_utility_qualified_name=SHARED_UTILITY,
         )
+        # setuptools has decorated the declared objects (_full_name): keep them, take over only the sources.
         sources = {ext.name: ext.sources for ext in made}
-        for ext in wanted:
-            ext.sources = sources.get(ext.name, ext.sources)
+        for ext in self.extensions:
+            ext.sources = sources[ext.name]
         super().build_extensions()
 
     def usable(self, ext: Extension) -> bool:
@@ -120,18 +156,19 @@ class BuildNative(build_ext):
                     f"moonpool: {ext.name} needs {library}, which pkg-config does not know; "
                     f"install it with `apt-get install pkg-config {APT[library]}`"
                 )
-                if os.environ.get("MOONPOOL_NATIVE", "auto") == "require":
+                if NATIVE == "require":
                     sys.exit(message)
                 warnings.warn(message + " (this module is left out)", stacklevel=1)
                 return False
+            if library in HEADER_ONLY:
+                continue
             archive = static_archive(library)
-            if library != "libxxhash":
-                if archive:
-                    ext.extra_objects.append(archive)
-                else:
-                    ext.libraries.append(library.removeprefix("lib"))
+            if archive:
+                ext.extra_objects.append(archive)
+            else:
+                ext.libraries.append(library.removeprefix("lib"))
         return True
 
 
-check_links()
+check_surroundings()
 setup(ext_modules=declare_extensions(), cmdclass={"build_ext": BuildNative})
