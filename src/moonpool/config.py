@@ -1,0 +1,367 @@
+"""The engine's configuration: one frozen value, made once at the edge and passed down.
+
+This module is the only reader of the process environment. Text forms take units: a field that ends in
+`_bytes` accepts "8 MiB", one in `_ms` accepts "3 s", one in `_us` accepts "50 us"; plain numbers are in the
+field's own unit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+from moonpool.errors import UsageError
+from moonpool.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_US, parse_duration_ns, parse_size
+
+ENV_PREFIX: Final = "MOONPOOL_"
+TCP_IO_CHOICES: Final = ("auto", "blocking", "epoll", "io_uring")
+METADATA_SCHEMES: Final = ("redis://", "rediss://", "redis+unix://")
+#: A shorter secret could be guessed offline from one recorded handshake.
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 4 * KIB
+NAME_BYTES_MAX: Final = 255
+CONFIG_FILE_BYTES_MAX: Final = 1 * MIB
+
+_HOUR_MS: Final = 3_600_000
+_WORD: Final = re.compile(r"[a-z0-9_.-]{1,32}\Z", re.ASCII)
+
+_INTEGER: Final = re.compile(r"\s*[+-]?\d{1,20}(_\d{1,20}){0,6}\s*\Z", re.ASCII)
+
+# Inclusive bounds of the integer fields. The upper ones keep a slip of the pen from exhausting the machine.
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "port": (0, 65_535),
+    "lanes_per_peer_max": (1, 64),
+    "bulk_lanes": (1, 64),
+    "bulk_lanes_remote": (1, 64),
+    "stripe_min_bytes": (4 * KIB, 1 << 40),
+    "spin_us": (0, 10_000),
+    "spin_max_bytes": (0, 1 << 40),
+    "transfer_timeout_ms": (1, 24 * _HOUR_MS),
+    "connect_timeout_ms": (1, _HOUR_MS),
+    "handshake_timeout_ms": (1, _HOUR_MS),
+    "stall_timeout_ms": (1, _HOUR_MS),
+    "revoke_timeout_ms": (1, _HOUR_MS),
+    "close_timeout_ms": (1, _HOUR_MS),
+    "regions_max": (1, 16_777_216),
+    "peers_max": (1, 65_535),
+    "connections_max": (1, 65_535),
+    "handshakes_max": (1, 65_535),
+    "batch_transfers_max": (1, 1 << 30),
+    "queued_batches_max": (1, 1_048_576),
+    "worker_threads": (1, 256),
+    "notifications_max": (1, 1_048_576),
+    "notification_bytes_max": (1, 65_536),
+    "non_temporal_min_bytes": (4 * KIB, 1024 * GIB),
+    "lease_ms": (100, 24 * _HOUR_MS),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine listens, moves bytes, and gives up. Raises `UsageError` that names the wrong field."""
+
+    #: Name under which the segment is published; "" means "host:port" of the engine itself.
+    name: str = ""
+    #: Address the engine listens on: an IPv4 or IPv6 address or a host name. Loopback unless you say so.
+    bind_host: str = "127.0.0.1"
+    #: Address that peers are told to use; "" means `bind_host`. Required when `bind_host` is 0.0.0.0 or ::.
+    advertise_host: str = ""
+    #: TCP port; 0 lets the system choose one, which is kept for the engine's life.
+    port: int = 0
+    #: Transports this engine may use, by name. One that cannot run here is an error, never a fall-back.
+    transports: tuple[str, ...] = ("local", "shm", "tcp")
+    #: Where names are looked up: "p2p" (a name is "host:port") or a redis://, rediss:// or redis+unix:// URL.
+    metadata: str = "p2p"
+    #: Shared secret that guards every port; at least 16 bytes. None: whoever reaches a port may talk to it.
+    cluster_secret: bytes | None = field(default=None, repr=False)
+    #: Most tcp connections that carry data to one peer.
+    lanes_per_peer_max: int = 4
+    #: Lanes that one large transfer is cut over when the peer is on this host.
+    bulk_lanes: int = 1
+    #: Lanes that one large transfer is cut over when the peer is on another host.
+    bulk_lanes_remote: int = 4
+    #: Transfers of at least this many bytes are cut over several lanes.
+    stripe_min_bytes: int = 8 * MIB
+    #: TCP congestion control on lanes that stay on this host; "" leaves the kernel's choice.
+    congestion_local: str = "cubic"
+    #: TCP congestion control on lanes to other hosts; "" leaves the kernel's choice.
+    congestion_remote: str = ""
+    #: How tcp lanes do I/O: "auto" (the measured best per size), "blocking", "epoll" or "io_uring".
+    tcp_io: str = "auto"
+    #: How many microseconds a waiting caller polls before it sleeps; 0 never polls.
+    spin_us: int = 50
+    #: Only batches of at most this many bytes poll before sleeping.
+    spin_max_bytes: int = 1 * MIB
+    #: Deadline of a batch whose call gives none, in milliseconds.
+    transfer_timeout_ms: int = 30_000
+    #: Longest wait for a connection to be made, in milliseconds.
+    connect_timeout_ms: int = 3_000
+    #: Longest time for a whole hello, both ways, in milliseconds.
+    handshake_timeout_ms: int = 2_000
+    #: A peer that moves no byte for this many milliseconds ends the batch with STALLED.
+    stall_timeout_ms: int = 10_000
+    #: Longest wait for peers to confirm a revoke before their connections are shut, in milliseconds.
+    revoke_timeout_ms: int = 5_000
+    #: Longest wait of close() for running work, in milliseconds.
+    close_timeout_ms: int = 5_000
+    #: Most regions registered at once.
+    regions_max: int = 65_536
+    #: Most open segments at once.
+    peers_max: int = 1_024
+    #: Most accepted connections at once, control and data lanes together.
+    connections_max: int = 1_024
+    #: Most accepted connections whose hello is not finished; beyond it the oldest is closed.
+    handshakes_max: int = 64
+    #: Most transfers in one batch.
+    batch_transfers_max: int = 1_048_576
+    #: Most batches submitted and not ended.
+    queued_batches_max: int = 4_096
+    #: Native threads that serve peers and the batches that nobody waits on.
+    worker_threads: int = 1
+    #: Most notifications received and not yet taken; beyond it senders get QUEUE_FULL.
+    notifications_max: int = 4_096
+    #: Longest notification, in bytes; the wire allows 65,536.
+    notification_bytes_max: int = 65_536
+    #: Copies of at least this many bytes use non-temporal stores, which spare the cache.
+    non_temporal_min_bytes: int = 256 * KIB
+    #: Ask for huge pages (MFD_HUGETLB) in `allocate`; an error when the system has none to give.
+    huge_pages: bool = False
+    #: How long a published name outlives its process, in milliseconds; renewed at a third of it.
+    lease_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_type(one.name, one.type, getattr(self, one.name))
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise _wrong(name, value, f"must be from {low} to {high}")
+        _check_name(self.name)
+        _check_hosts(self.bind_host, self.advertise_host)
+        _check_words(self)
+        _check_metadata(self.metadata)
+        _check_secret(self.cluster_secret)
+        _check_between_fields(self)
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, base: EngineConfig | None = None
+    ) -> EngineConfig:
+        """`base` (or the defaults) with every field that the environment sets as MOONPOOL_<FIELD>.
+
+        `environ` is the process environment unless given. MOONPOOL_CLUSTER_SECRET_FILE names a file that
+        holds the secret, which keeps it out of /proc/<pid>/environ. Raises `UsageError` naming the variable.
+        """
+        source = os.environ if environ is None else environ
+        changes: dict[str, Any] = {}
+        for one in fields(cls):
+            variable = ENV_PREFIX + one.name.upper()
+            if variable in source:
+                changes[one.name] = _from_text(one.name, one.type, source[variable], variable)
+        secret_file = source.get(ENV_PREFIX + "CLUSTER_SECRET_FILE")
+        if secret_file is not None:
+            changes["cluster_secret"] = _secret_from(Path(secret_file), changes)
+        return replace(base or cls(), **changes)
+
+
+def load_config(path: str | os.PathLike[str]) -> EngineConfig:
+    """Reads the table [engine] of a TOML file; fields it does not set keep their defaults.
+
+    A key `cluster_secret_file` names a file with the secret, relative to the TOML file. Raises `UsageError`
+    for an unreadable file, bad TOML, an unknown key or a wrong value, and names it.
+    """
+    file = Path(path)
+    try:
+        document = tomllib.loads(_read_bounded(file).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{file} is not valid TOML: {exc}", value=str(file)) from exc
+    table = document.get("engine", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{file}: engine must be a table; write [engine] above its keys", field="engine")
+    types = {one.name: one.type for one in fields(EngineConfig)}
+    unknown = sorted(table.keys() - types.keys() - {"cluster_secret_file"})
+    if unknown:
+        raise UsageError(f"{file}: unknown key {unknown[0]!r} in [engine]; remove it", field=unknown[0])
+    changes: dict[str, Any] = {
+        name: _from_toml(name, types[name], value) for name, value in table.items() if name in types
+    }
+    if "cluster_secret_file" in table:
+        named = table["cluster_secret_file"]
+        if not isinstance(named, str):
+            raise _wrong("cluster_secret_file", named, "must be a path")
+        changes["cluster_secret"] = _secret_from(file.parent / named, changes)
+    return EngineConfig(**changes)
+
+
+def _wrong(name: str, value: object, rule: str) -> UsageError:
+    shown = "<hidden>" if name == "cluster_secret" else repr(value)
+    return UsageError(f"config field {name} {rule}; it is {shown}", field=name, value=shown)
+
+
+def _check_type(name: str, declared: object, value: object) -> None:
+    # The annotations are strings: this module postpones their evaluation.
+    if declared == "int" and type(value) is not int:
+        raise _wrong(name, value, "must be a whole number")
+    if declared == "bool" and type(value) is not bool:
+        raise _wrong(name, value, "must be true or false")
+    if declared == "str" and not isinstance(value, str):
+        raise _wrong(name, value, "must be text")
+    if declared == "bytes | None" and not isinstance(value, bytes | None):
+        raise _wrong(name, value, "must be bytes or None")
+    if declared == "tuple[str, ...]" and not (
+        isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    ):
+        raise _wrong(name, value, "must be a tuple of texts")
+
+
+def is_segment_name(name: str) -> bool:
+    """True for what a segment may be called: 1 to 255 bytes of UTF-8, printable, no white space."""
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    return 1 <= size_bytes <= NAME_BYTES_MAX and name.isprintable() and not any(c.isspace() for c in name)
+
+
+def _check_name(name: str) -> None:
+    if name and not is_segment_name(name):
+        raise _wrong("name", name, f"must be 1 to {NAME_BYTES_MAX} printable bytes without white space")
+
+
+def _check_hosts(bind_host: str, advertise_host: str) -> None:
+    for name, host in (("bind_host", bind_host), ("advertise_host", advertise_host)):
+        if host and (not is_segment_name(host) or "/" in host):
+            raise _wrong(name, host, "must be an address or a host name")
+    if not bind_host:
+        raise _wrong("bind_host", bind_host, "must not be empty; use 0.0.0.0 or :: to listen everywhere")
+    if _listens_everywhere(bind_host) and not advertise_host:
+        rule = f"must be set when bind_host is {bind_host}: peers need one address to connect to"
+        raise _wrong("advertise_host", advertise_host, rule)
+    if advertise_host and _listens_everywhere(advertise_host):
+        raise _wrong("advertise_host", advertise_host, "must be one address, not all of them")
+
+
+def _listens_everywhere(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _check_words(config: EngineConfig) -> None:
+    for name in ("congestion_local", "congestion_remote"):
+        value = getattr(config, name)
+        if value and not _WORD.match(value):
+            raise _wrong(name, value, "must be the name of a congestion control, or empty")
+    if config.tcp_io not in TCP_IO_CHOICES:
+        raise _wrong("tcp_io", config.tcp_io, f"must be one of {', '.join(TCP_IO_CHOICES)}")
+    if not config.transports or not all(_WORD.match(name) for name in config.transports):
+        raise _wrong("transports", config.transports, "must hold at least one name such as 'tcp'")
+    if len(set(config.transports)) != len(config.transports):
+        raise _wrong("transports", config.transports, "must not repeat a name")
+
+
+def _check_metadata(metadata: str) -> None:
+    rest = next((metadata[len(s) :] for s in METADATA_SCHEMES if metadata.startswith(s)), "")
+    if metadata != "p2p" and not rest:
+        raise _wrong("metadata", metadata, f"must be 'p2p' or a URL with {', '.join(METADATA_SCHEMES)}")
+
+
+def _check_secret(secret: bytes | None) -> None:
+    if secret is not None and not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        rule = (
+            f"must be {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes (make one with `openssl rand -hex 32`)"
+        )
+        raise _wrong("cluster_secret", secret, rule)
+
+
+def _check_between_fields(config: EngineConfig) -> None:
+    for name, bound in (
+        ("bulk_lanes", "lanes_per_peer_max"),
+        ("bulk_lanes_remote", "lanes_per_peer_max"),
+        ("handshakes_max", "connections_max"),
+    ):
+        if getattr(config, name) > getattr(config, bound):
+            rule = f"must not be above {bound}, which is {getattr(config, bound)}"
+            raise _wrong(name, getattr(config, name), rule)
+
+
+_BOOLEANS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _integer_from_text(name: str, text: str) -> int:
+    if _INTEGER.match(text):
+        return int(text)
+    if name.endswith("_bytes"):
+        return parse_size(text)
+    for suffix, unit_ns in (("_ms", NS_PER_MS), ("_us", NS_PER_US)):
+        if name.endswith(suffix):
+            whole, rest = divmod(parse_duration_ns(text), unit_ns)
+            if rest:
+                raise UsageError(f"{text!r} is not a whole number of {suffix[1:]}", field=name, value=text)
+            return whole
+    raise _wrong(name, text, "must be a whole number")
+
+
+def _boolean_from_text(name: str, text: str) -> bool:
+    if text.strip().lower() not in _BOOLEANS:
+        raise _wrong(name, text, f"must be one of {', '.join(_BOOLEANS)}")
+    return _BOOLEANS[text.strip().lower()]
+
+
+_TEXT_READERS: Final[dict[str, Callable[[str, str], Any]]] = {
+    "int": _integer_from_text,
+    "bool": _boolean_from_text,
+    "str": lambda _, text: text,
+    "bytes | None": lambda _, text: text.encode() if text else None,
+    "tuple[str, ...]": lambda _, text: tuple(part.strip() for part in text.split(",") if part.strip()),
+}
+
+
+def _from_text(name: str, declared: object, text: str, variable: str) -> Any:
+    try:
+        return _TEXT_READERS[str(declared)](name, text)
+    except UsageError as exc:
+        raise UsageError(f"environment variable {variable}: {exc.message}", field=name) from exc
+
+
+def _from_toml(name: str, declared: object, value: Any) -> Any:
+    if isinstance(value, str):
+        return _TEXT_READERS[str(declared)](name, value)
+    if isinstance(value, list) and declared == "tuple[str, ...]":
+        return tuple(value)
+    return value
+
+
+def _secret_from(file: Path, changes: Mapping[str, Any]) -> bytes:
+    """The file's bytes without the line end an editor adds."""
+    if "cluster_secret" in changes:
+        raise UsageError("give cluster_secret or cluster_secret_file, not both", field="cluster_secret")
+    return _read_bounded(file).rstrip(b"\r\n")
+
+
+def _read_bounded(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(CONFIG_FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        raise UsageError(f"cannot read {file}: {exc.strerror}; check the path and its rights") from exc
+    if len(data) > CONFIG_FILE_BYTES_MAX:
+        raise UsageError(f"{file} is larger than {CONFIG_FILE_BYTES_MAX} bytes; is it the right file?")
+    return data
