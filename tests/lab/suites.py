@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""The suites that need hardware of the lab: each boots one emulated machine and runs one command in it.
+
+    tests/lab/suites.py [--list] [NAME...]      (default: all; run tests/lab/setup first)
+
+A suite passes when its command exits with 0. To add one, add a line to SUITES. Commands run in the repository
+root; they find LAB_GUEST=1 in their environment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One machine and one command; `timeout_s` bounds boot and command together."""
+
+    name: str
+    devices: tuple[str, ...]
+    command: tuple[str, ...]
+    timeout_s: int = 300
+
+
+SUITES = (
+    Suite("rdma", ("--rdma", "2"), ("bash", "tests/lab/selftest/rdma.sh")),
+    Suite("nvmf-tcp", ("--nvmf", "tcp"), ("bash", "tests/lab/selftest/nvmf.sh")),
+    Suite("far-memory", ("--cxl", "256"), ("/usr/bin/python3", "tests/lab/selftest/far_memory.py")),
+)
+
+
+def run_suite(suite: Suite) -> int:
+    """The exit status of the suite's command in its machine."""
+    command = [sys.executable, str(HERE / "run.py"), *suite.devices, "--timeout", str(suite.timeout_s), "--"]
+    return subprocess.run([*command, *suite.command], cwd=ROOT, check=False).returncode
+
+
+def main(names: Sequence[str]) -> int:
+    """Runs the named suites, or all; 0 when all passed, 1 when one failed, 2 for an unknown name."""
+    known = {suite.name: suite for suite in SUITES}
+    if "--list" in names:
+        for suite in SUITES:
+            print(f"{suite.name:12s} {' '.join(suite.devices):14s} {' '.join(suite.command)}")
+        return 0
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"lab: no suite {unknown[0]!r}; there are: {', '.join(known)}", file=sys.stderr)
+        return 2
+    failed = 0
+    chosen = [known[name] for name in names] if names else list(SUITES)
+    for suite in chosen:
+        print(f"== lab suite {suite.name} ({' '.join(suite.devices)})", flush=True)
+        started = time.monotonic()
+        status = run_suite(suite)
+        verdict = "passed" if status == 0 else f"FAILED with status {status}"
+        print(f"== lab suite {suite.name}: {verdict} in {time.monotonic() - started:.0f} s", flush=True)
+        failed += status != 0
+    print(f"lab: {len(chosen) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
