@@ -1,0 +1,50 @@
+"""What this host is made of, and how far its parts are from each other. Only reads."""
+
+from moonpool.topology.attributes import ParseLimits
+from moonpool.topology.distance import Proximity, distance, proximity
+from moonpool.topology.matrix import Preference, PriorityMatrix, priority_matrix, usable_nics
+from moonpool.topology.model import (
+    CxlMemory,
+    DaxDevice,
+    Gpu,
+    Host,
+    LinkState,
+    Located,
+    Nic,
+    NumaNode,
+    Nvme,
+    NvmeNamespace,
+    PciDevice,
+    Topology,
+)
+from moonpool.topology.parse import parse_topology, read_topology
+from moonpool.topology.sysfs import LiveSysfs, MappedTree, RecordingReader, SysfsReader
+
+__all__ = [
+    "CxlMemory",
+    "DaxDevice",
+    "Gpu",
+    "Host",
+    "LinkState",
+    "LiveSysfs",
+    "Located",
+    "MappedTree",
+    "Nic",
+    "NumaNode",
+    "Nvme",
+    "NvmeNamespace",
+    "ParseLimits",
+    "PciDevice",
+    "Preference",
+    "PriorityMatrix",
+    "Proximity",
+    "RecordingReader",
+    "SysfsReader",
+    "Topology",
+    "distance",
+    "parse_topology",
+    "priority_matrix",
+    "proximity",
+    "read_topology",
+    "usable_nics",
+]
