@@ -8,6 +8,7 @@ fail() { echo "nvmf: $*" >&2; exit 1; }
 for device in /dev/nvme0n1 /dev/ng0n1; do
     [ -e "$device" ] || fail "no $device"
 done
+cd "$(mktemp -d)" # fio leaves its verify state in the current folder
 run_fio() { timeout 120 fio --name=lab --thread=1 --minimal "$@" >/dev/null || fail "fio $*"; }
 run_fio --filename=/dev/nvme0n1 --ioengine=io_uring --direct=1 --size=16m --rw=write --bs=64k --iodepth=4 \
     --verify=crc32c --do_verify=1 --verify_fatal=1
