@@ -183,7 +183,8 @@ class TargetParser:
     def feed(self, data: Bytes) -> list[TargetEvent]:
         """Takes contiguous bytes and returns what they complete; pieces borrow `data`.
 
-        Raises `ProtocolError` for a broken rule, at this and every later call.
+        Raises `ProtocolError` for a broken rule, at this and every later call; what the same call had
+        completed before is dropped with the connection.
         """
         if self._broken is not None:
             raise self._broken
