@@ -35,8 +35,7 @@ JOBS = int(os.environ.get("MOONPOOL_JOBS", "0")) or os.cpu_count() or 1
 # What a module needs beyond libc, by pkg-config's names.
 NEEDS: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("libxxhash",),
-    "moonpool.native.io.lanes": ("liburing",),
-    "moonpool.native.io.server": ("liburing",),
+    "moonpool.native.io.ring": ("liburing",),
 }
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.

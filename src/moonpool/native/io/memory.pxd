@@ -1,0 +1,23 @@
+"""Memory objects (see memory.pyx)."""
+
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport uint64_t
+
+
+cdef class SharedMemory:
+    cdef readonly int fd
+    cdef readonly uint64_t address
+    cdef readonly uint64_t size_bytes
+    cdef readonly bint writable
+    cdef readonly bint owner
+    cdef Py_ssize_t exports
+    cdef release(self)
+
+
+cdef class BufferHold:
+    cdef Py_buffer view
+    cdef bint has_view
+    cdef object keep
+    cdef readonly uint64_t address
+    cdef readonly uint64_t size_bytes
+    cdef readonly bint writable

@@ -1,0 +1,276 @@
+"""Engine memory: sealed memfds, mappings of a peer's memfd, and acceptance of foreign host buffers.
+
+Engine memory is a memfd sealed against shrinking and growing (memfd_create(2), fcntl(2) F_ADD_SEALS), so a peer that maps
+it can never be hit by SIGBUS, and nothing is left in any file system when its processes die.
+"""
+
+from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release
+from cpython.buffer cimport PyObject_CheckBuffer, PyObject_GetBuffer, Py_buffer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.errno cimport EINVAL, errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+
+import os
+
+from moonpool.errors import ResourceError, UnsupportedMemory, UsageError
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <fcntl.h>
+    #include <linux/memfd.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    #ifndef MADV_POPULATE_READ
+    #define MADV_POPULATE_READ 22
+    #define MADV_POPULATE_WRITE 23
+    #endif
+    """
+    int memfd_create(const char* name, unsigned int flags) nogil
+    int ftruncate(int fd, int64_t length) nogil
+    int fcntl(int fd, int cmd, ...) nogil
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, int64_t offset) nogil
+    int munmap(void* addr, size_t length) nogil
+    int madvise(void* addr, size_t length, int advice) nogil
+    int close(int fd) nogil
+    void* MAP_FAILED
+    int PROT_READ, PROT_WRITE, MAP_SHARED, F_ADD_SEALS, F_GET_SEALS, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL
+    unsigned int MFD_CLOEXEC, MFD_ALLOW_SEALING, MFD_HUGETLB
+    int MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+HUGE_PAGE_BYTES = 2 << 20
+MAPPING_BYTES_MAX = 1 << 46
+
+
+cdef class SharedMemory:
+    """A memfd mapped in this process: our own (``create_memory``) or a peer's (``map_memory``).
+
+    Supports the buffer protocol (bytes); ``close`` refuses while a view of it lives. The fd is owned and close-on-exec.
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+        self.address = 0
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if self.address == 0:
+            raise UsageError("this memory is closed")
+        PyBuffer_FillInfo(view, self, <void*><size_t>self.address, self.size_bytes, not self.writable, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.exports -= 1
+
+    @property
+    def exported(self) -> int:
+        """Number of live buffer views of this memory."""
+        return self.exports
+
+    def read_only_fd(self) -> int:
+        """A new fd of the same memory that can be mapped for reading only; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Unmap and close. Idempotent; UsageError while buffer views of it are alive."""
+        if self.exports:
+            raise UsageError(f"{self.exports} views of this memory are still alive; release them before closing it")
+        self.release()
+
+    cdef release(self):
+        if self.address:
+            munmap(<void*><size_t>self.address, self.size_bytes)
+            self.address = 0
+        if self.fd >= 0:
+            close(self.fd)
+            self.fd = -1
+
+    def __dealloc__(self):
+        if self.address:
+            munmap(<void*><size_t>self.address, self.size_bytes)
+        if self.fd >= 0:
+            close(self.fd)
+
+
+def create_memory(uint64_t size_bytes, *, bint huge_pages=False, bint prefault=True) -> SharedMemory:
+    """New zeroed engine memory of ``size_bytes``, rounded up to whole pages, pre-faulted.
+
+    Pre-faulting matters: the first touch of a fresh page costs several times the copy into it. ResourceError (errno kept)
+    when the kernel has not enough memory or, with ``huge_pages``, no reserved 2 MiB pages.
+    """
+    cdef uint64_t page = HUGE_PAGE_BYTES if huge_pages else PAGE_BYTES
+    cdef unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
+    if size_bytes == 0 or size_bytes > <uint64_t>MAPPING_BYTES_MAX:
+        raise UsageError(f"size_bytes={size_bytes}: engine memory takes 1 byte to {MAPPING_BYTES_MAX} bytes")
+    if huge_pages:
+        flags |= MFD_HUGETLB
+    memory = SharedMemory.__new__(SharedMemory)
+    cdef SharedMemory made = memory
+    made.size_bytes = (size_bytes + page - 1) // page * page
+    made.writable = True
+    made.owner = True
+    made.fd = memfd_create(b"moonpool", flags)
+    if made.fd < 0:
+        raise _os_error("memfd_create", made.size_bytes)
+    if ftruncate(made.fd, <int64_t>made.size_bytes) != 0:
+        raise _os_error("ftruncate of a memfd", made.size_bytes)
+    if fcntl(made.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0:
+        raise _os_error("sealing a memfd", made.size_bytes)
+    _map(made, prefault)
+    return memory
+
+
+def map_memory(int fd, uint64_t size_bytes, *, bint writable, bint prefault=True) -> SharedMemory:
+    """Map a peer's memfd; takes ownership of ``fd``, also on failure.
+
+    The fd must carry the seals of engine memory and be at least ``size_bytes`` long: else UsageError, because an unsealed
+    file could be cut under the mapping and kill this process.
+    """
+    memory = SharedMemory.__new__(SharedMemory)
+    cdef SharedMemory made = memory
+    cdef int needed = F_SEAL_SHRINK | F_SEAL_GROW
+    made.fd = fd
+    made.size_bytes = size_bytes
+    made.writable = writable
+    if size_bytes == 0 or size_bytes > <uint64_t>MAPPING_BYTES_MAX:
+        raise UsageError(f"size_bytes={size_bytes}: a mapping takes 1 byte to {MAPPING_BYTES_MAX} bytes")
+    cdef int seals = fcntl(fd, F_GET_SEALS)
+    if seals < 0 or (seals & needed) != needed:
+        raise UsageError("the peer's memory is not sealed against shrinking: refusing to map it")
+    if <uint64_t>os.fstat(fd).st_size < size_bytes:
+        raise UsageError(f"the peer's memory is shorter than the {size_bytes} bytes it announced")
+    _map(made, prefault)
+    return memory
+
+
+cdef _map(SharedMemory memory, bint prefault):
+    cdef int protection = PROT_READ | (PROT_WRITE if memory.writable else 0)
+    cdef void* where
+    cdef size_t n = memory.size_bytes
+    cdef int rc = 0, advice = MADV_POPULATE_WRITE if memory.owner else MADV_POPULATE_READ
+    where = mmap(NULL, n, protection, MAP_SHARED, memory.fd, 0)
+    if where == MAP_FAILED:
+        raise _os_error("mmap", n)
+    memory.address = <uint64_t><size_t>where
+    madvise(where, n, MADV_HUGEPAGE)  # advice only: the kernel may have it switched off
+    if prefault:
+        with nogil:
+            rc = madvise(where, n, advice)
+        if rc != 0 and errno != EINVAL:  # EINVAL: a kernel before 5.14; the pages then fault in one by one
+            raise _os_error("pre-faulting memory", n)
+
+
+cdef _os_error(str doing, uint64_t size_bytes):
+    cdef int code = errno
+    return ResourceError(f"{doing} of {size_bytes} bytes failed: {os.strerror(code)}", errno=code)
+
+
+# DLPack's C structures, as far as a host consumer needs them (dlpack.h of the DLPack project, v0 and v1 layouts).
+cdef struct DLTensor:
+    void* data
+    int32_t device_type
+    int32_t device_id
+    int32_t ndim
+    uint8_t code
+    uint8_t bits
+    uint16_t lanes
+    int64_t* shape
+    int64_t* strides
+    uint64_t byte_offset
+
+cdef enum:
+    DL_CPU = 1
+    DL_CUDA_HOST = 3
+    DL_ROCM_HOST = 11
+
+
+cdef class BufferHold:
+    """A foreign host buffer held in place: its address and length, valid until this object is released.
+
+    Accepts the buffer protocol, ``__array_interface__`` and DLPack, C-contiguous. Device memory is refused with
+    UnsupportedMemory, which names the transport that takes it.
+    """
+
+    def __init__(self, source, *, bint writable):
+        if isinstance(source, int):
+            raise UsageError("got an integer where a buffer is expected; addresses must lie in registered memory")
+        if hasattr(source, "__cuda_array_interface__"):
+            raise UnsupportedMemory("it is device memory (it has __cuda_array_interface__)", "cuda")
+        if hasattr(source, "__dlpack_device__"):
+            self._check_device(source.__dlpack_device__())
+        if PyObject_CheckBuffer(source):
+            self._take_buffer(source, writable)
+        elif hasattr(source, "__array_interface__"):
+            self._take_array_interface(source, writable)
+        elif hasattr(source, "__dlpack__"):
+            self._take_dlpack(source)
+        else:
+            raise UsageError(
+                f"{type(source).__name__} is no buffer: pass an object with the buffer protocol, "
+                "__array_interface__ or DLPack (bytes, bytearray, memoryview, numpy, torch on CPU)"
+            )
+        if writable and not self.writable:
+            raise UsageError("this buffer is read-only, but the transfer would write into it")
+
+    def _check_device(self, device):
+        kind = int(device[0])
+        if kind not in (DL_CPU, DL_CUDA_HOST, DL_ROCM_HOST):
+            raise UnsupportedMemory(f"it is device memory (DLPack device type {kind})", "cuda")
+
+    def _take_buffer(self, source, bint writable):
+        flags = PyBUF_ANY_CONTIGUOUS | (PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(source, &self.view, flags)
+        except (BufferError, ValueError) as problem:
+            raise UsageError(f"this buffer cannot be used ({problem}): it must be contiguous"
+                             + (" and writable" if writable else "")) from problem
+        self.has_view = True
+        self.address = <uint64_t><size_t>self.view.buf
+        self.size_bytes = self.view.len
+        self.writable = not self.view.readonly
+
+    def _take_array_interface(self, source, bint writable):
+        about = source.__array_interface__
+        if about.get("strides") is not None:
+            raise UsageError("this array is strided: pass a C-contiguous one")
+        size = int(about["typestr"][2:])
+        for extent in about["shape"]:
+            size *= int(extent)
+        if about.get("data") is None:
+            raise UsageError("__array_interface__ gives no data pointer")
+        self.keep = source
+        self.address = int(about["data"][0])
+        self.writable = not about["data"][1]
+        self.size_bytes = size
+
+    def _take_dlpack(self, source):
+        capsule = source.__dlpack__()
+        if not PyCapsule_IsValid(capsule, b"dltensor"):
+            raise UsageError("__dlpack__ gave no unversioned capsule")
+        cdef DLTensor* tensor = <DLTensor*>PyCapsule_GetPointer(capsule, b"dltensor")
+        cdef int64_t expected = 1
+        cdef int axis
+        self._check_device((tensor.device_type, tensor.device_id))
+        for axis in range(tensor.ndim - 1, -1, -1):
+            if tensor.strides != NULL and tensor.shape[axis] != 1 and tensor.strides[axis] != expected:
+                raise UsageError("this tensor is strided: pass a contiguous one")
+            expected *= tensor.shape[axis]
+        self.keep = (capsule, source)
+        self.address = <uint64_t><size_t>tensor.data + tensor.byte_offset
+        self.size_bytes = <uint64_t>expected * (tensor.bits * tensor.lanes + 7) // 8
+        self.writable = True
+
+    def release(self) -> None:
+        """Let the buffer go. Idempotent."""
+        if self.has_view:
+            self.has_view = False
+            PyBuffer_Release(&self.view)
+        self.keep = None
+        self.address = 0
+        self.size_bytes = 0
+
+    def __dealloc__(self):
+        if self.has_view:
+            PyBuffer_Release(&self.view)

@@ -1,0 +1,40 @@
+"""The table of the regions this process offers, as C structures for target threads and batches (see regions.pyx)."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from moonpool.native.io.guard cimport mp_guard
+
+cdef enum:
+    ACCESS_READ = 1
+    ACCESS_WRITE = 2
+    KEY_BYTES = 16
+
+cdef struct mp_region:
+    uint64_t handle        # 0: free
+    uint64_t base
+    uint64_t length
+    uint32_t access        # ACCESS_* granted to peers
+    uint32_t generation    # of the slot's latest use
+    uint8_t read_key[16]
+    uint8_t write_key[16]
+
+cdef struct mp_span:
+    uint64_t base
+    uint64_t end
+    uint32_t slot
+
+cdef struct mp_regions:
+    mp_guard guard
+    mp_region* slots       # fixed capacity: never moves, so a reader inside the guard may hold a pointer into it
+    mp_span* order         # live regions by base; guarded by the lock
+    uint32_t capacity
+    uint32_t used
+    uint32_t live
+
+cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil
+cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
+                         uint64_t* length) noexcept nogil
+
+cdef class LocalRegions:
+    cdef mp_regions* table
+    cdef list free_slots
+    cdef uint32_t place_of(self, uint64_t address, uint64_t length) except? 0xFFFFFFFF

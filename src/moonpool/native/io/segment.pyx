@@ -1,0 +1,268 @@
+"""Open segments: the table of a peer's regions, and the loop that offers a batch to each path in turn.
+
+A path runs with the local and the remote table entered, so neither side's memory can be revoked under it. It carries the
+transfers it can and leaves the others PENDING for the next path.
+"""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+from moonpool.native.io.batch cimport (
+    AUTO_PATH,
+    COMPLETE,
+    NOT_REGISTERED,
+    OP_READ,
+    OUT_OF_RANGE,
+    ACCESS_DENIED,
+    PENDING,
+    STALE_HANDLE,
+    Batch,
+    batch_fail_pending,
+    mp_batch,
+)
+from moonpool.native.io.guard cimport (
+    mp_count,
+    mp_guard_destroy,
+    mp_guard_drain,
+    mp_guard_enter_locked,
+    mp_guard_init,
+    mp_guard_leave,
+    mp_guard_lock,
+    mp_guard_unlock,
+    mp_guard_users,
+    mp_load32,
+    mp_now_ns,
+    mp_store32,
+)
+from moonpool.native.io.regions cimport ACCESS_READ, ACCESS_WRITE, KEY_BYTES, LocalRegions, regions_cover
+
+from moonpool.errors import LimitExceeded, OutOfMemory, StaleHandle, UsageError
+
+cdef enum:
+    # Look-ups done under the table's lock at a time, so that a huge batch cannot hold others up.
+    LOOKUPS_AT_ONCE = 4096
+
+
+cdef bint path_takes(mp_path* path, mp_batch* batch, uint64_t i) noexcept nogil:
+    """True when transfer i is still to be done and may go by this path."""
+    if batch.status[i] != PENDING:
+        return False
+    return batch.path == NULL or batch.path[i] == AUTO_PATH or batch.path[i] == path.id
+
+
+cdef int segment_check(mp_segment* segment, mp_batch* batch, uint64_t i, mp_remote_region** region) noexcept nogil:
+    """Look transfer i up in the peer's table (guard entered): COMPLETE and the region, or the status it fails with."""
+    cdef uint64_t handle = batch.region[i]
+    cdef uint32_t index = <uint32_t>handle
+    if handle == 0 or index >= segment.capacity or segment.slots[index].handle != handle:
+        return STALE_HANDLE
+    cdef mp_remote_region* found = &segment.slots[index]
+    if not found.access & (ACCESS_READ if batch.op == OP_READ else ACCESS_WRITE):
+        return ACCESS_DENIED
+    if batch.offset[i] > found.length or batch.length[i] > found.length - batch.offset[i]:
+        return OUT_OF_RANGE
+    region[0] = found
+    return COMPLETE
+
+
+cdef uint32_t enter_own(mp_regions* own, mp_batch* batch) noexcept nogil:
+    """Enter the own table; transfers whose local range is not registered fail here."""
+    cdef uint64_t i = 0, stop
+    cdef uint32_t ticket
+    mp_guard_lock(&own.guard)
+    ticket = mp_guard_enter_locked(&own.guard)
+    while i < batch.n:
+        stop = i + LOOKUPS_AT_ONCE if batch.n - i > LOOKUPS_AT_ONCE else batch.n
+        while i < stop:
+            if not regions_cover(own, batch.local[i], batch.length[i]):
+                batch.status[i] = NOT_REGISTERED
+            i += 1
+        if i < batch.n:
+            mp_guard_unlock(&own.guard)
+            mp_guard_lock(&own.guard)
+    mp_guard_unlock(&own.guard)
+    return ticket
+
+
+cdef int segment_run(void* context, mp_batch* batch) noexcept nogil:
+    cdef mp_segment* segment = <mp_segment*>context
+    cdef uint32_t own_ticket = 0, ticket, k
+    cdef uint64_t i
+    cdef mp_remote_region* region
+    cdef int status
+    if not batch.trusted:
+        own_ticket = enter_own(segment.own, batch)
+    mp_guard_lock(&segment.guard)
+    ticket = mp_guard_enter_locked(&segment.guard)
+    mp_guard_unlock(&segment.guard)
+    status = mp_load32(&segment.dead)
+    if status:
+        batch_fail_pending(batch, <uint8_t>status)
+    else:
+        for i in range(batch.n):
+            if batch.status[i] == PENDING:
+                status = segment_check(segment, batch, i, &region)
+                if status:
+                    batch.status[i] = <uint8_t>status
+                elif batch.length[i] == 0:
+                    batch.status[i] = COMPLETE
+        for k in range(segment.n_paths):
+            if segment.paths[k].run(&segment.paths[k], segment, batch) == 0:
+                break
+    mp_guard_leave(&segment.guard, ticket)
+    if not batch.trusted:
+        mp_guard_leave(&segment.own.guard, own_ticket)
+    return 0
+
+
+cdef class NativeSegment:
+    """A peer's regions by handle, and the paths to it in order of preference."""
+
+    def __cinit__(self, LocalRegions own, uint32_t capacity, uint64_t stream_min_bytes):
+        self.raw = <mp_segment*>calloc(1, sizeof(mp_segment))
+        if self.raw == NULL:
+            raise MemoryError
+        self.raw.slots = <mp_remote_region*>calloc(capacity, sizeof(mp_remote_region))
+        if self.raw.slots == NULL:
+            raise OutOfMemory(f"no memory for a table of {capacity} regions")
+        mp_guard_init(&self.raw.guard)
+        self.raw.capacity = capacity
+        self.raw.own = own.table
+        self.raw.stream_min_bytes = stream_min_bytes
+        self.own = own
+        self.keep = []
+
+    def __dealloc__(self):
+        if self.raw != NULL:
+            mp_guard_destroy(&self.raw.guard)
+            free(self.raw.slots)
+            free(self.raw)
+
+    cdef mp_path* add_path(self, int (*run)(mp_path*, mp_segment*, mp_batch*) noexcept nogil, void* context,
+                           object keep) except NULL:
+        """Append a path; its id is its place. `keep` lives as long as the segment."""
+        if self.raw.n_paths >= PATHS_MAX:
+            raise LimitExceeded(f"a segment has at most {PATHS_MAX} paths", limit=PATHS_MAX)
+        cdef mp_path* path = &self.raw.paths[self.raw.n_paths]
+        path.id = <uint16_t>self.raw.n_paths
+        path.run = run
+        path.context = context
+        self.keep.append(keep)
+        self.raw.n_paths += 1
+        return path
+
+    def put_region(self, uint64_t handle, uint64_t base, uint64_t length, uint32_t access, bytes read_key,
+                   bytes write_key) -> None:
+        """Enter or replace a region of the peer's."""
+        cdef uint32_t index = <uint32_t>handle
+        cdef const char* read_bytes = read_key
+        cdef const char* write_bytes = write_key
+        if index >= self.raw.capacity:
+            raise LimitExceeded(
+                f"the peer has region slot {index}, this engine takes {self.raw.capacity}: raise regions_max",
+                field="regions_max", limit=self.raw.capacity,
+            )
+        if len(read_key) != KEY_BYTES or len(write_key) != KEY_BYTES or handle >> 32 == 0:
+            raise UsageError("a region has a handle with a generation and two keys of 16 bytes")
+        cdef mp_remote_region* region = &self.raw.slots[index]
+        if region.handle == handle:
+            return
+        if region.handle != 0:
+            self.drop_region(region.handle, 1.0)
+        mp_guard_lock(&self.raw.guard)
+        region.base = base
+        region.length = length
+        region.access = access
+        region.map = NULL
+        region.process_vm = 0
+        memcpy(region.read_key, read_bytes, KEY_BYTES)
+        memcpy(region.write_key, write_bytes, KEY_BYTES)
+        region.handle = handle
+        mp_guard_unlock(&self.raw.guard)
+
+    cdef mp_remote_region* slot_of(self, uint64_t handle) except NULL:
+        cdef uint32_t index = <uint32_t>handle
+        if handle == 0 or index >= self.raw.capacity or self.raw.slots[index].handle != handle:
+            raise StaleHandle(region=handle)
+        return &self.raw.slots[index]
+
+    def set_mapping(self, uint64_t handle, uint64_t address, bint writable, keep) -> None:
+        """The region is mapped here at `address` (`keep` owns the mapping)."""
+        cdef mp_remote_region* region = self.slot_of(handle)
+        self.keep.append(keep)
+        mp_guard_lock(&self.raw.guard)
+        region.map_writable = writable
+        region.map = <char*><size_t>address
+        mp_guard_unlock(&self.raw.guard)
+
+    def set_process_vm(self, uint64_t handle) -> None:
+        """The owner granted process_vm_* on the region."""
+        cdef mp_remote_region* region = self.slot_of(handle)
+        region.process_vm = 1
+
+    def has_region(self, uint64_t handle) -> bool:
+        cdef uint32_t index = <uint32_t>handle
+        return handle != 0 and index < self.raw.capacity and self.raw.slots[index].handle == handle
+
+    def drop_region(self, uint64_t handle, double timeout_s) -> bool:
+        """Make a handle stale, then wait for running batches; False when some may still touch it (its slot stays unused)."""
+        cdef mp_remote_region* region = self.slot_of(handle)
+        mp_guard_lock(&self.raw.guard)
+        region.handle = 0
+        mp_guard_unlock(&self.raw.guard)
+        return self.drain(timeout_s)
+
+    def release_mapping(self, keep) -> None:
+        """Forget a mapping after `drop_region`."""
+        self.keep = [item for item in self.keep if item is not keep]
+
+    def drain(self, double timeout_s) -> bool:
+        """Wait until the batches running at this moment have ended."""
+        cdef uint64_t deadline = mp_now_ns() + <uint64_t>(timeout_s * 1e9)
+        cdef int rc
+        with nogil:
+            rc = mp_guard_drain(&self.raw.guard, deadline)
+        return rc == 0
+
+    @property
+    def users(self) -> int:
+        """Batches running on this segment."""
+        return mp_guard_users(&self.raw.guard)
+
+    def mark_dead(self, int status) -> None:
+        """From now on every new transfer fails with this status (PEER_GONE, STALE_HANDLE)."""
+        mp_store32(&self.raw.dead, status)
+
+    @property
+    def dead(self) -> int:
+        return mp_load32(&self.raw.dead)
+
+    def bind(self, Batch batch) -> None:
+        """Make a batch run on this segment."""
+        batch.bind(self.raw, segment_run, self)
+
+    def path_stats(self, unsigned int index) -> dict:
+        """Counters and the latency histogram of one path, per operation."""
+        if index >= self.raw.n_paths:
+            raise UsageError(f"no path {index}", path=index)
+        return stats_snapshot(&self.raw.paths[index].stats)
+
+
+cdef dict stats_snapshot(mp_path_stats* stats):
+    cdef int side
+    cdef unsigned int k
+    out = {"errors": {k: mp_count(&stats.errors[k]) for k in range(16) if mp_count(&stats.errors[k])},
+           "fallbacks": mp_count(&stats.fallbacks)}
+    for side, name in ((0, "READ"), (1, "WRITE")):
+        out[name] = {
+            "batches": mp_count(&stats.batches[side]),
+            "transfers": mp_count(&stats.transfers[side]),
+            "bytes": mp_count(&stats.bytes[side]),
+            "latency_sum_ns": mp_count(&stats.nanoseconds[side]),
+            "latency_ns_buckets": [
+                (mp_bucket_upper(k), mp_count(&stats.latency[side][k]))
+                for k in range(<unsigned int>MP_BUCKETS)
+                if mp_count(&stats.latency[side][k])
+            ],
+        }
+    return out

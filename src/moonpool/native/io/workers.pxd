@@ -1,0 +1,20 @@
+"""Worker threads (see workers.pyx)."""
+
+from libc.stdint cimport int32_t, uint32_t
+from moonpool.native.io.batch cimport Batch, mp_batch, pthread_cond_t, pthread_mutex_t, pthread_t
+
+cdef struct mp_pool:
+    pthread_mutex_t lock
+    pthread_cond_t work
+    mp_batch* head
+    mp_batch* tail
+    uint32_t queued
+    uint32_t idle
+    int32_t stop
+
+cdef class WorkerPool:
+    cdef mp_pool pool
+    cdef readonly uint32_t threads
+    cdef readonly uint32_t queued_max
+    cdef pthread_t handles[64]
+    cdef uint32_t running
