@@ -1,0 +1,69 @@
+"""The group that finds commands, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+import click
+
+from moonpool.cli.options import ExitCode
+from moonpool.errors import MoonpoolError, UsageError
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "doctor": "moonpool.cli.doctor",
+    "topology": "moonpool.cli.topology",
+    "version": "moonpool.cli.version",
+}
+"""Command to the module that defines it under the name ``command``; loaded when its name or the help is asked
+for.
+"""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when that command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command), f"{COMMANDS[cmd_name]}.command is no command"
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def root() -> None:
+    """Moonpool: move and pool KV cache between machines.
+
+    Exit codes of every command: 0 done, 1 failed, 2 wrong usage.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and leaves through ``SystemExit`` with one of the documented codes."""
+    try:
+        code = root.main(args=arguments, prog_name="moonpool", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("moonpool: interrupted", err=True)
+        sys.exit(ExitCode.FAILURE)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; a second failure at interpreter exit must not be printed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILURE)
+    except UsageError as exc:
+        click.echo(f"moonpool: {exc}", err=True)
+        sys.exit(ExitCode.USAGE)
+    except MoonpoolError as exc:
+        click.echo(f"moonpool: {exc}", err=True)
+        sys.exit(ExitCode.FAILURE)
+    sys.exit(code if isinstance(code, int) else ExitCode.OK)

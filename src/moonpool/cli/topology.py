@@ -1,0 +1,105 @@
+"""`moonpool topology`: what this host is made of, as a tree, as JSON, or as a priority matrix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from moonpool.cli.options import json_option, make_console, print_json
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from moonpool.topology import SysfsReader, Topology
+
+TREE_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+@click.command("topology")
+@json_option
+@click.option("--matrix", is_flag=True, help="Print the priority matrix of NICs by memory location.")
+@click.option("--nic", "nics", multiple=True, help="Only this NIC in the matrix; may be repeated.")
+@click.option(
+    "--save-tree",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the /sys and /proc files that were read, for a bug report.",
+)
+@click.option(
+    "--from-tree",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show the host of such a file instead of this one.",
+)
+def command(
+    as_json: bool, matrix: bool, nics: tuple[str, ...], save_tree: Path | None, from_tree: Path | None
+) -> None:
+    """Show what this host is made of.
+
+    Numa nodes, NICs, GPUs, disks and CXL memory, and what hangs where.
+    """
+    from moonpool.topology import LiveSysfs, RecordingReader, parse_topology, priority_matrix, usable_nics
+
+    if as_json and matrix:
+        raise click.UsageError("--matrix is JSON already; give --json or --matrix, not both")
+    if nics and not matrix:
+        raise click.UsageError("--nic chooses the NICs of --matrix; give both")
+    recorder = RecordingReader(LiveSysfs() if from_tree is None else load_tree(from_tree))
+    topology = parse_topology(recorder)
+    if save_tree is not None:
+        try:
+            save_tree.write_text(json.dumps(dict(sorted(recorder.files.items())), indent=0) + "\n")
+        except OSError as exc:
+            raise click.ClickException(f"cannot write {save_tree}: {exc.strerror}") from exc
+    if matrix:
+        click.echo(priority_matrix(topology, usable_nics(topology, nics)).to_json())
+    elif as_json:
+        print_json(topology.to_dict())
+    else:
+        console = make_console()
+        console.print(draw(topology))
+        for warning in topology.warnings:
+            console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def load_tree(path: Path) -> SysfsReader:
+    """The tree of a file that --save-tree wrote."""
+    from moonpool.topology import MappedTree
+
+    try:
+        if path.stat().st_size > TREE_BYTES_MAX:
+            raise click.ClickException(f"{path} is larger than {TREE_BYTES_MAX} bytes")
+        files = json.loads(path.read_text())
+    except OSError as exc:
+        raise click.ClickException(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise click.ClickException(f"{path} is not a saved tree: {exc}") from exc
+    if not isinstance(files, dict) or not all(isinstance(content, str) for content in files.values()):
+        raise click.ClickException(f"{path} is not a saved tree: expected an object of path to text")
+    return MappedTree(files)
+
+
+def draw(topology: Topology) -> Tree:
+    """The host as a tree: each numa node with what is attached to it, then what has no node."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from moonpool.cli.topology_lines import (
+        host_line,
+        lines_by_node,
+        node_line,
+    )
+
+    root = Tree(Text(host_line(topology.host), "bold"))
+    grouped = lines_by_node(topology)
+    for node in topology.numa_nodes:
+        branch = root.add(Text(node_line(node), "cyan"))
+        for line in grouped.pop(node.id, ()):
+            branch.add(Text(line))
+    leftover = [line for lines in grouped.values() for line in lines]
+    if leftover:
+        branch = root.add(Text("no numa node", "cyan"))
+        for line in leftover:
+            branch.add(Text(line))
+    return root

@@ -1,0 +1,105 @@
+"""One line of text for each part of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moonpool.topology import CxlMemory, DaxDevice, Gpu, Host, Nic, NumaNode, Nvme, Topology
+from moonpool.units import format_size
+
+
+def host_line(host: Host) -> str:
+    facts = [host.cpu_model, host.product, f"Linux {host.kernel}" if host.kernel else None]
+    facts.append("virtual machine" if host.hypervisor else None)
+    facts.append(_size(host.memory_bytes) if host.memory_bytes else None)
+    shown = ", ".join(fact for fact in facts if fact)
+    return f"{host.hostname or 'host'}: {shown}" if shown else host.hostname or "host"
+
+
+def node_line(node: NumaNode) -> str:
+    cpus = f"CPUs {ranges(node.cpus)}" if node.cpus else "no CPUs"
+    distances = ", ".join(f"{value} to {id_}" for id_, value in node.distances if id_ != node.id)
+    return f"{node.location}: {cpus}, {_size(node.memory_bytes)}" + (
+        f" (distance {distances})" if distances else ""
+    )
+
+
+def lines_by_node(topology: Topology) -> dict[int | None, list[str]]:
+    """The lines of everything but numa nodes, by the node they are attached to, None for unknown ones."""
+    grouped: dict[int | None, list[str]] = {}
+    for gpu in topology.gpus:
+        grouped.setdefault(topology.numa_of(gpu), []).append(gpu_line(gpu))
+    for nic in topology.nics:
+        node = None if nic.virtual and nic.numa_node is None else topology.numa_of(nic)
+        grouped.setdefault(node, []).append(nic_line(nic))
+    for disk in topology.nvmes:
+        grouped.setdefault(topology.numa_of(disk), []).append(nvme_line(disk))
+    for memory in topology.cxl_memories:
+        grouped.setdefault(topology.numa_of(memory), []).append(cxl_line(memory))
+    for dax in topology.dax_devices:
+        grouped.setdefault(topology.numa_of(dax), []).append(dax_line(dax))
+    return grouped
+
+
+def gpu_line(gpu: Gpu) -> str:
+    place = f"at {gpu.pci_address}{_bridges(gpu.pci_path)}"
+    return f"GPU {gpu.location or '-'}: {gpu.vendor} {gpu.device_id:04x} {place}"
+
+
+def nic_line(nic: Nic) -> str:
+    facts = [str(nic.state)]
+    if nic.speed_mbps is not None:
+        facts.append(f"{nic.speed_mbps / 1000:g} Gbit/s")
+    if nic.rdma_devices and nic.netdevs:
+        facts.append(f"interface {' '.join(nic.netdevs)}")
+    if nic.virtual:
+        facts.append("virtual")
+    if nic.virtual_functions:
+        facts.append(f"{nic.virtual_functions} virtual functions")
+    if nic.physical_function:
+        facts.append(f"virtual function of {nic.physical_function}")
+    place = f" at {nic.pci_address}{_bridges(nic.pci_path)}" if nic.pci_address else ""
+    return f"NIC {nic.name}: {', '.join(facts)}{place}"
+
+
+def nvme_line(disk: Nvme) -> str:
+    spaces = " ".join(
+        f"{space.name} ({_size(space.size_bytes)})" if space.size_bytes else space.name
+        for space in disk.namespaces
+    )
+    facts = [fact for fact in (disk.model, disk.transport, disk.state, spaces) if fact]
+    place = f" at {disk.pci_address}{_bridges(disk.pci_path)}" if disk.pci_address else ""
+    return f"NVMe {disk.controller}: {', '.join(facts)}{place}"
+
+
+def cxl_line(memory: CxlMemory) -> str:
+    place = f" at {memory.pci_address}" if memory.pci_address else ""
+    sizes = f"{_size(memory.volatile_bytes)} volatile, {_size(memory.persistent_bytes)} persistent"
+    return f"CXL {memory.name}: {sizes}{place}"
+
+
+def dax_line(dax: DaxDevice) -> str:
+    use = {"kmem": f"is numa node {dax.target_node}", "device_dax": "can be mapped"}.get(
+        dax.driver or "", "no driver"
+    )
+    return f"DAX {dax.name}: {_size(dax.size_bytes)}, {use}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers the way the kernel writes them: "0-3,8"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _size(size_bytes: int | None) -> str:
+    return "unknown size" if size_bytes is None else format_size(size_bytes)
+
+
+def _bridges(path: tuple[str, ...]) -> str:
+    """The way down to the device, without the device itself."""
+    return f" below {' / '.join(path[:-1])}" if len(path) > 1 else ""
