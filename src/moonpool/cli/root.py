@@ -27,9 +27,11 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when that command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, for the help."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now; None for an unknown one."""
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(COMMANDS[cmd_name]).command

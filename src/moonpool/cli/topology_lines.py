@@ -9,6 +9,7 @@ from moonpool.units import format_size
 
 
 def host_line(host: Host) -> str:
+    """Name, processor, kernel and memory of a host."""
     facts = [host.cpu_model, host.product, f"Linux {host.kernel}" if host.kernel else None]
     facts.append("virtual machine" if host.hypervisor else None)
     facts.append(_size(host.memory_bytes) if host.memory_bytes else None)
@@ -17,6 +18,7 @@ def host_line(host: Host) -> str:
 
 
 def node_line(node: NumaNode) -> str:
+    """CPUs, memory and distances of a numa node."""
     cpus = f"CPUs {ranges(node.cpus)}" if node.cpus else "no CPUs"
     distances = ", ".join(f"{value} to {id_}" for id_, value in node.distances if id_ != node.id)
     return f"{node.location}: {cpus}, {_size(node.memory_bytes)}" + (
@@ -42,11 +44,13 @@ def lines_by_node(topology: Topology) -> dict[int | None, list[str]]:
 
 
 def gpu_line(gpu: Gpu) -> str:
+    """Kind and place of a GPU."""
     place = f"at {gpu.pci_address}{_bridges(gpu.pci_path)}"
     return f"GPU {gpu.location or '-'}: {gpu.vendor} {gpu.device_id:04x} {place}"
 
 
 def nic_line(nic: Nic) -> str:
+    """State, speed, names and place of a NIC."""
     facts = [str(nic.state)]
     if nic.speed_mbps is not None:
         facts.append(f"{nic.speed_mbps / 1000:g} Gbit/s")
@@ -63,6 +67,7 @@ def nic_line(nic: Nic) -> str:
 
 
 def nvme_line(disk: Nvme) -> str:
+    """Model, namespaces and place of an NVMe controller."""
     spaces = " ".join(
         f"{space.name} ({_size(space.size_bytes)})" if space.size_bytes else space.name
         for space in disk.namespaces
@@ -73,12 +78,14 @@ def nvme_line(disk: Nvme) -> str:
 
 
 def cxl_line(memory: CxlMemory) -> str:
+    """Sizes and place of a CXL memory device."""
     place = f" at {memory.pci_address}" if memory.pci_address else ""
     sizes = f"{_size(memory.volatile_bytes)} volatile, {_size(memory.persistent_bytes)} persistent"
     return f"CXL {memory.name}: {sizes}{place}"
 
 
 def dax_line(dax: DaxDevice) -> str:
+    """Size and use of a DAX range."""
     use = {"kmem": f"is numa node {dax.target_node}", "device_dax": "can be mapped"}.get(
         dax.driver or "", "no driver"
     )

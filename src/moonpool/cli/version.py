@@ -13,10 +13,10 @@ from moonpool.cli.options import json_option, print_json
 @json_option
 def command(as_json: bool) -> None:
     """Show versions."""
-    from moonpool import __version__
+    from importlib.metadata import version
 
     facts = {
-        "moonpool": __version__,
+        "moonpool": version("moonpool"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "kernel": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),

@@ -44,6 +44,7 @@ class Attributes:
         self.warnings: list[str] = []
 
     def warn(self, message: str) -> None:
+        """Keeps a warning, unless there are too many already."""
         if len(self.warnings) < self.limits.warnings_max:
             self.warnings.append(message)
 

@@ -35,6 +35,7 @@ def check_kernel(reader: SysfsReader) -> list[Check]:
 
 
 def judge_release(release: str) -> Check:
+    """Whether a kernel release such as "6.8.0-45-generic" is new enough."""
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None:
         return Check(GROUP, "release", Level.WARN, f"{release}: this release name cannot be read")
@@ -81,6 +82,7 @@ def check_memfd() -> Check:
 
 
 def check_pidfd() -> Check:
+    """Opens a pidfd of this process, as shm does of a peer."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as exc:
@@ -107,6 +109,7 @@ def try_io_uring() -> int:
 
 
 def judge_io_uring(error: int, disabled: str | None) -> Check:
+    """``error`` is what ``try_io_uring`` gave, ``disabled`` the sysctl kernel.io_uring_disabled."""
     if error == 0:
         return Check(GROUP, "io_uring", Level.OK, "available")
     if error == errno.ENOSYS:

@@ -52,6 +52,7 @@ def load(soname: str) -> str:
 
 
 def judge_library(library: Library, problem: str, reader: SysfsReader) -> Check:
+    """``problem`` is what ``load`` gave; the file that was loaded is looked up in our own mappings."""
     if problem:
         detail = f"not found; used for {library.used_for}"
         advice = "" if library.advice.startswith("nothing") else library.advice

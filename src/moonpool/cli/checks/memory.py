@@ -95,6 +95,7 @@ def judge_transparent_huge_pages(shmem_enabled: str | None) -> Check:
 
 
 def judge_locked(soft: int, hard: int) -> Check:
+    """Limits of locked memory, in bytes."""
     shown = f"soft {_limit(soft)}, hard {_limit(hard)}"
     if soft == resource.RLIM_INFINITY or soft >= MEMLOCK_WANTED:
         return Check(GROUP, "RLIMIT_MEMLOCK", Level.OK, shown)
@@ -109,6 +110,7 @@ def _limit(size_bytes: int) -> str:
 
 
 def judge_files(soft: int, hard: int) -> Check:
+    """Limits of open descriptors."""
     shown = ", ".join(
         f"{name} {'unlimited' if value == resource.RLIM_INFINITY else value}"
         for name, value in (("soft", soft), ("hard", hard))
@@ -155,6 +157,7 @@ def cgroup_limit(reader: SysfsReader) -> int | None:
 
 
 def judge_cgroup(limit_bytes: int | None) -> Check:
+    """The limit in bytes, None for none: memfds count against it."""
     name = "cgroup limit"
     if limit_bytes is None:
         return Check(GROUP, name, Level.OK, "none")
@@ -173,6 +176,7 @@ def copy_kernel() -> str:
 
 
 def judge_cpu(cpuinfo: str, kernel: str) -> Check:
+    """``kernel`` is the copy kernel in use, "" when the native module is not built."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     flags = set(match[1].split()) if match else set()
     found = [feature for feature in COPY_FEATURES if feature in flags]

@@ -41,6 +41,7 @@ def try_congestion(name: str) -> str:
 
 
 def judge_congestion(available: list[str], default: str, wanted: str, problem: str) -> Check:
+    """``problem`` is why ``wanted`` cannot be set on a socket, "" when it can."""
     detail = f"default {default}; available: {' '.join(available) or 'unknown'}"
     if not problem:
         return Check(

@@ -62,10 +62,12 @@ class Trial:
 
 
 def check_process_vm(reader: SysfsReader) -> Check:
+    """The trial and its verdict."""
     return judge(try_with_child(), reader.read("/proc/sys/kernel/yama/ptrace_scope"))
 
 
 def judge(trial: Trial, ptrace_scope: str | None) -> Check:
+    """``ptrace_scope`` is Yama's sysctl, None without Yama."""
     if trial.problem:
         return Check(GROUP, "process_vm", Level.WARN, f"could not be tried: {trial.problem}")
     ways = (trial.parent_reads_child, trial.parent_writes_child, trial.child_reads_parent)

@@ -29,6 +29,7 @@ class TransportState:
     how_to_get_it: str = ""
 
     def as_check(self, *, needed: bool) -> Check:
+        """A finding: a needed transport that is away is a failure, any other a fact."""
         if self.available:
             return Check("transports", self.name, Level.OK, "available")
         return Check(
@@ -48,6 +49,7 @@ class Report:
         return all(check.level is not Level.FAIL for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and strings, ready for JSON."""
         return {
             "schema": REPORT_SCHEMA,
             "ok": self.ok,
