@@ -66,12 +66,12 @@ def test_a_missing_library_stops_the_build_only_where_it_is_required(tree: Any, 
     copy_of_the_build(tree.root, tmp_path)
     folder = tmp_path / "src" / "moonpool" / "native" / "io"
     folder.mkdir(parents=True)
-    (folder / "lanes.pyx").write_text('"""A module that needs liburing."""\n')
+    (folder / "ring.pyx").write_text('"""A module that needs liburing."""\n')
     # An empty search path: pkg-config then knows no library at all.
     nowhere = {"PKG_CONFIG_LIBDIR": str(tmp_path / "none"), "PKG_CONFIG_PATH": ""}
     required = run_setup(tmp_path, "-q", "build_ext", "--inplace", MOONPOOL_NATIVE="require", **nowhere)
     assert required.returncode != 0
-    assert "moonpool.native.io.lanes needs liburing" in required.stderr
+    assert "moonpool.native.io.ring needs liburing" in required.stderr
     assert "apt-get install" in required.stderr
     skipped = run_setup(tmp_path, "-q", "build_ext", "--inplace", MOONPOOL_NATIVE="skip", **nowhere)
     assert skipped.returncode == 0, skipped.stderr
@@ -111,3 +111,11 @@ def test_every_third_party_import_is_a_dependency(tree: Any) -> None:
                 if top not in sys.stdlib_module_names | declared | OPTIONAL | {"moonpool"}:
                     wrong.append(f"{module.shown}:{node.lineno}: {top}")
     assert not wrong, "add it to [project.dependencies] or do without:\n" + "\n".join(wrong)
+
+
+def test_every_native_module_has_a_stub(tree: Any) -> None:
+    """Without it the type checker sees nothing of the module; `make check` compares the two."""
+    missing = [
+        module.shown for module in tree.modules(".pyx") if not module.path.with_suffix(".pyi").is_file()
+    ]
+    assert not missing, "\n".join(missing)
