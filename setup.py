@@ -169,5 +169,7 @@ class BuildNative(build_ext):
         return True
 
 
-check_surroundings()
-setup(ext_modules=declare_extensions(), cmdclass={"build_ext": BuildNative})
+# From Python 3.14 on, Cython's worker processes import this file: only the first process may build.
+if __name__ == "__main__":
+    check_surroundings()
+    setup(ext_modules=declare_extensions(), cmdclass={"build_ext": BuildNative})
