@@ -42,6 +42,7 @@ QUICK_JOB_S: Final = 0.03
 
 
 def make_plan(rounds: int | None, cells: str | None, job_ms: float | None, quick: bool) -> Plan:
+    """The plan these flags ask for; what is not given is the default or, with --quick, small."""
     shapes = default_shapes()
     if cells or quick:
         shapes = parse_shapes(cells.split(",") if cells else QUICK_SHAPES)
@@ -54,6 +55,7 @@ def make_plan(rounds: int | None, cells: str | None, job_ms: float | None, quick
 
 
 def measure(plan: Plan, contenders: tuple[Contender, ...], console: Console) -> Measurements:
+    """Does the run under a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, refresh_per_second=1, transient=True) as bar:
         task = bar.add_task("starting", total=None)
@@ -65,6 +67,7 @@ def measure(plan: Plan, contenders: tuple[Contender, ...], console: Console) -> 
 
 
 def tables_of(plan: Plan, measurements: Measurements, lines: Sequence[Line]) -> list[Table]:
+    """Everything a reader may want, the verdicts last."""
     tables: list[Table] = []
     for group in GROUPS:
         tables += [contender_table(group, kind, plan, measurements) for kind in SHOWN]
@@ -75,6 +78,7 @@ def tables_of(plan: Plan, measurements: Measurements, lines: Sequence[Line]) -> 
 
 
 def readme_text(plan: Plan, measurements: Measurements, run: dict[str, Any]) -> str:
+    """What stands in README: the caption and the two tables of ratios."""
     parts = [to_markdown(ratio_table(group, plan, measurements)) for group in GROUPS]
     return "\n".join([history.caption(run, CONTENDERS), "", *parts])
 
@@ -107,6 +111,7 @@ def main(
     update_readme: bool,
     strict: bool,
 ) -> None:
+    """The command; its help is this module's own docstring."""
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 240)
     try:
         plan = make_plan(rounds, cells, job_ms, quick)

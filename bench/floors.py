@@ -49,6 +49,7 @@ class Floor:
         return self.measure != "throughput"
 
     def holds(self, value: float) -> bool:
+        """Whether a value keeps the promise."""
         return value <= self.bound if self.at_most else value >= self.bound
 
 
@@ -63,6 +64,7 @@ class Line:
 
     @property
     def verdict(self) -> Verdict:
+        """What the run says about the promise."""
         if self.seen is None:
             return "not measured"
         if not self.floor.holds(self.seen.median):

@@ -44,6 +44,7 @@ def commit_of(directory: Path) -> str:
 
 
 def processor_name() -> str:
+    """The processor's model as the kernel names it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -63,6 +64,7 @@ def machine() -> dict[str, Any]:
 
 
 def cell_record(cell: Cell) -> dict[str, Any]:
+    """A cell as JSON values."""
     return {"operation": cell.operation, "block_bytes": cell.shape.block_bytes, "count": cell.shape.count}
 
 

@@ -12,6 +12,7 @@ def project_directory() -> Path:
 
 
 def peers_directory() -> Path:
+    """Folder of the peers' virtual environments; not kept in git."""
     return project_directory() / ".venv-peers"
 
 

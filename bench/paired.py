@@ -24,6 +24,7 @@ CHECK_SHAPES: Final = (Shape(4 * KIB, 1), Shape(64 * KIB, 16), Shape(1 * MIB, 1)
 
 
 def value_of(report: JobReport, measure: Measure) -> float:
+    """One measure of one job."""
     if measure == "throughput":
         return report.gigabytes_per_s
     if measure == "cpu":
@@ -40,6 +41,7 @@ class Measurements:
     elapsed_s: float = 0.0
 
     def add(self, cell: Cell, contender: str, round_number: int, report: JobReport) -> None:
+        """Keeps what one job of one round reported."""
         self.reports.setdefault((cell, contender), {})[round_number] = report
 
     def median(self, cell: Cell, contender: str, measure: Measure) -> Interval | None:

@@ -100,6 +100,7 @@ def run(command: Sequence[str], timeout_s: float, what: str) -> str:
 
 
 def driver_is_installed() -> bool:
+    """Whether the loader knows a real NVIDIA driver library."""
     listing = subprocess.run(
         ["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=30
     )
@@ -150,6 +151,7 @@ def cuda_environment(python: Path, site_packages: Path, home: Path) -> dict[str,
 
 
 def install(python: Path, requirements: tuple[str, ...], what: str) -> None:
+    """Installs packages into an environment without their dependencies."""
     command = [
         str(python),
         "-m",
@@ -204,6 +206,7 @@ def load_peer(name: str, directory: Path | None = None) -> Peer | None:
     "--directory", type=click.Path(path_type=Path), default=None, help="Default: .venv-peers of the checkout."
 )
 def main(names: tuple[str, ...], directory: Path | None) -> None:
+    """The command; its help is this module's own docstring."""
     failures = 0
     for package in PACKAGES:
         if names and package.name not in names:

@@ -73,6 +73,7 @@ class Plan:
         return tuple(Cell(shape, operation) for shape in self.shapes for operation in self.operations)
 
     def job(self, cell: Cell, variant: str, warmup_s: float = 0.0) -> Job:
+        """The request that measures a cell once."""
         return Job(
             operation=cell.operation,
             block_bytes=cell.shape.block_bytes,

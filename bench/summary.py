@@ -39,6 +39,8 @@ TITLES: Final[dict[Group, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """A title, column names, and rows as wide as those."""
+
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -94,6 +96,7 @@ def contender_table(group: Group, measure: Measure, plan: Plan, measurements: Me
 
 
 def took_part(contender: Contender, measurements: Measurements) -> bool:
+    """Whether the run has figures of this contender."""
     return any(name == contender.name for _, name in measurements.reports)
 
 
@@ -119,11 +122,13 @@ def _interval(seen: Interval) -> str:
 
 
 def failure_table(measurements: Measurements) -> Table:
+    """Who or what was left out, and why."""
     rows = tuple((where, " ".join(reason.split())[:200]) for where, reason in measurements.failures.items())
     return Table("left out", ("contender", "reason"), rows)
 
 
 def to_markdown(table: Table) -> str:
+    """The table for a Markdown page."""
     lines = [
         f"**{table.title}**",
         "",
@@ -135,6 +140,7 @@ def to_markdown(table: Table) -> str:
 
 
 def print_table(console: Console, table: Table) -> None:
+    """The table for a terminal."""
     shown = RichTable(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
         shown.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)

@@ -1,0 +1,114 @@
+"""The rows that tebench prints: the columns of Mooncake's tebench, then ours, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moonpool.bench.latency import LatencyRecorder
+from moonpool.bench.workload import Point
+
+RULE: Final = "-" * 160
+COLUMNS: Final = (
+    ("BlkSize (B)", 14),
+    ("Batch", 8),
+    ("BW (GB/s)", 14),
+    ("Avg Inst GB/s", 18),
+    ("Avg Lat (us)", 14),
+    ("Avg Tx (us)", 14),
+    ("P99 Tx (us)", 14),
+    ("P999 Tx (us)", 14),
+    ("P50 Tx (us)", 14),
+    ("CPU s/GB", 14),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointResult:
+    """What one point cost. CPU seconds are those of the initiator's process, all threads."""
+
+    point: Point
+    op_type: str
+    transport: str
+    wall_s: float
+    cpu_s: float
+    latencies: LatencyRecorder
+    checked_bytes: int
+
+    @property
+    def transferred_bytes(self) -> int:
+        return self.latencies.operations * self.point.operation_bytes
+
+    @property
+    def bandwidth(self) -> float:
+        """GB/s (10^9) over the wall time of the point, pacing and checks included."""
+        return self.transferred_bytes / self.wall_s / 1e9 if self.wall_s else 0.0
+
+    @property
+    def mean_instant_bandwidth(self) -> float:
+        """Mean of the bandwidths of single operations, GB/s."""
+        if not self.latencies.operations:
+            return 0.0
+        return self.latencies.inverse_sum_s / self.latencies.operations * self.point.operation_bytes / 1e9
+
+    @property
+    def mean_latency_us(self) -> float:
+        """Wall time a thread spent for an operation, pacing and checks included."""
+        operations = self.latencies.operations
+        return self.wall_s * self.point.threads / operations * 1e6 if operations else 0.0
+
+    @property
+    def cpu_s_per_gigabyte(self) -> float:
+        return self.cpu_s / (self.transferred_bytes / 1e9) if self.transferred_bytes else 0.0
+
+    def percentile_us(self, fraction: float) -> float:
+        """Percentile of the transfer latencies."""
+        return self.latencies.percentile_ns(fraction) / 1e3
+
+
+def header() -> str:
+    """Column titles and the rule under them."""
+    return "".join(f"{name:<{width}}" for name, width in COLUMNS).rstrip() + "\n" + RULE
+
+
+def row(result: PointResult) -> str:
+    """One point as a line of the table."""
+    cells = (
+        str(result.point.block_bytes),
+        str(result.point.batch),
+        f"{result.bandwidth:.6f}",
+        f"{result.mean_instant_bandwidth:.6f}",
+        f"{result.mean_latency_us:.1f}",
+        f"{result.latencies.mean_ns() / 1e3:.1f}",
+        f"{result.percentile_us(0.99):.1f}",
+        f"{result.percentile_us(0.999):.1f}",
+        f"{result.percentile_us(0.5):.1f}",
+        f"{result.cpu_s_per_gigabyte:.4f}",
+    )
+    return "".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)).rstrip()
+
+
+def as_json(result: PointResult) -> str:
+    """The point as one JSON object; bandwidths in GB/s, latencies in us."""
+    values: dict[str, Any] = {
+        "op_type": result.op_type,
+        "xport_type": result.transport,
+        "block_size": result.point.block_bytes,
+        "batch_size": result.point.batch,
+        "num_threads": result.point.threads,
+        "operations": result.latencies.operations,
+        "transferred_bytes": result.transferred_bytes,
+        "checked_bytes": result.checked_bytes,
+        "wall_s": round(result.wall_s, 6),
+        "bandwidth_gb_s": round(result.bandwidth, 6),
+        "avg_inst_gb_s": round(result.mean_instant_bandwidth, 6),
+        "avg_lat_us": round(result.mean_latency_us, 3),
+        "avg_tx_us": round(result.latencies.mean_ns() / 1e3, 3),
+        "p50_us": round(result.percentile_us(0.5), 3),
+        "p99_us": round(result.percentile_us(0.99), 3),
+        "p999_us": round(result.percentile_us(0.999), 3),
+        "max_us": round(result.latencies.longest_ns / 1e3, 3),
+        "cpu_s_per_gb": round(result.cpu_s_per_gigabyte, 6),
+    }
+    return json.dumps(values)
