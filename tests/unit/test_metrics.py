@@ -17,6 +17,7 @@ from moonpool.errors import InternalError, Status, UsageError
 from moonpool.metrics import (
     LATENCY_BOUNDS_US,
     Bucket,
+    LatencyHistogram,
     Quantiles,
     merge_buckets,
     quantile_us,
@@ -109,6 +110,21 @@ def test_paths_become_counters_and_a_cumulative_histogram() -> None:
     assert cumulative[math.inf] == 7
 
 
+def test_rows_with_the_same_labels_are_one_series() -> None:
+    _, samples = parse(
+        render_prometheus({"paths": [path(errors={2: 1}), path(errors={2: 2}), path(op="WRITE")]})
+    )
+    read = {
+        (name, dict(labels).get("le", "")): value
+        for name, labels, value in samples
+        if ("op", "READ") in labels
+    }
+    assert read["moonpool_transfers_total", ""] == 14
+    assert read["moonpool_transfer_errors_total", ""] == 3
+    assert read["moonpool_transfer_latency_seconds_count", ""] == 14
+    assert read["moonpool_transfer_latency_seconds_sum", ""] == pytest.approx(51e-6)
+
+
 def test_errors_are_named_however_the_status_is_given() -> None:
     for status in (Status.TIMED_OUT, 2, "2", "TIMED_OUT"):
         _, samples = parse(render_prometheus({"paths": [path(errors={status: 4})]}))
@@ -171,7 +187,6 @@ def test_help_text_of_an_odd_counter_name_stays_on_its_line() -> None:
         ({"gauges": {"x": 1}}, {"labels": {"le": "1"}}, UsageError),
         ({"gauges": {"x": 1}}, {"labels": {"__name__": "1"}}, UsageError),
         ({"gauges": {"x": 1}}, {"labels": {"a-b": "1"}}, UsageError),
-        ({"paths": [path(), path()]}, {}, InternalError),
         ({"paths": [path(latency_us_buckets=[(2.0, 1), (1.0, 1)])]}, {}, InternalError),
         ({"paths": [path(latency_us_buckets=[(2.0, -1)])]}, {}, InternalError),
     ],
@@ -215,6 +230,16 @@ def test_quantiles_are_right_to_a_bucket(seed: int) -> None:
         found = quantile_us(buckets, fraction)
         assert found is not None
         assert exact / 2**0.25 <= found <= exact * 2**0.25, f"seed {seed}, quantile {fraction}"
+
+
+def test_histogram_counts_every_sample_once() -> None:
+    histogram = LatencyHistogram()
+    for latency_us in (0.0, 0.1, 1.0, 1.01, 1e6, 1e12):
+        histogram.add(latency_us)
+    assert sum(count for _, count in histogram.buckets) == 6
+    assert dict(histogram.buckets)[1.0] == 1, "a bound belongs to its own bucket"
+    assert dict(histogram.buckets)[math.inf] == 1
+    assert quantile_us(histogram.buckets, 0.5) == pytest.approx(1.0)
 
 
 def test_merging_adds_counts_over_all_bounds() -> None:
