@@ -96,6 +96,8 @@ cdef void batch_drive(mp_batch* batch) noexcept nogil
 cdef void batch_release(mp_batch* batch) noexcept nogil
 cdef void batch_settle(mp_batch* batch) noexcept nogil
 cdef void batch_fail_pending(mp_batch* batch, uint8_t status) noexcept nogil
+cdef void batch_on_stack(mp_batch* batch, int op, uint8_t* status) noexcept nogil
+cdef void batch_off_stack(mp_batch* batch) noexcept nogil
 cdef int batch_interrupted(mp_batch* batch) noexcept nogil
 
 cdef class Batch:

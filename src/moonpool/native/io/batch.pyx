@@ -48,6 +48,22 @@ cdef void batch_release(mp_batch* batch) noexcept nogil:
     free(batch)
 
 
+cdef void batch_on_stack(mp_batch* batch, int op, uint8_t* status) noexcept nogil:
+    """Prepare a batch of one transfer that its caller drives at once and no other thread ever sees."""
+    memset(batch, 0, sizeof(mp_batch))
+    mp_sync_init(&batch.lock, &batch.ended)
+    batch.event_fd = batch.lane_fd = -1
+    batch.op = <uint8_t>op
+    batch.n = 1
+    batch.status = status
+    batch.state = STATE_RUNNING
+
+
+cdef void batch_off_stack(mp_batch* batch) noexcept nogil:
+    pthread_mutex_destroy(&batch.lock)
+    pthread_cond_destroy(&batch.ended)
+
+
 cdef void batch_settle(mp_batch* batch) noexcept nogil:
     """Set `worst` to the first failure and `bytes` to what arrived."""
     cdef uint64_t i, total = 0
@@ -289,6 +305,41 @@ cdef class Batch:
                 write(fd, &one, 8)
             pthread_mutex_unlock(&batch.lock)
         return batch.event_fd
+
+    @property
+    def op(self) -> int:
+        return self.raw.op
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes asked for, over all transfers."""
+        cdef uint64_t i, total = 0
+        for i in range(self.raw.n):
+            total += self.raw.length[i]
+        return total
+
+    def arrays(self) -> tuple:
+        """Copies of local, region, offset and length: n little-endian u64 each."""
+        cdef mp_batch* batch = self.raw
+        cdef size_t size = batch.n * 8
+        return (
+            (<const char*>batch.local)[:size],
+            (<const char*>batch.region)[:size],
+            (<const char*>batch.offset)[:size],
+            (<const char*>batch.length)[:size],
+        )
+
+    def share_deadline(self, Batch other) -> None:
+        """Take another batch's start and deadline."""
+        self.raw.started_ns = other.raw.started_ns
+        self.raw.deadline_ns = other.raw.deadline_ns
+
+    def settle_as(self, failed) -> None:
+        """End a batch that was carried as parts: `failed` maps transfer index to status, all others are COMPLETE."""
+        memset(self.raw.status, COMPLETE, self.raw.n)
+        for index, status in failed.items():
+            self.raw.status[<uint64_t>index] = <uint8_t>status
+        batch_finish(self.raw)
 
     @property
     def done(self) -> bool:

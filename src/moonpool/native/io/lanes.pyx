@@ -20,6 +20,8 @@ from moonpool.native.io.batch cimport (
     PROTOCOL,
     Batch,
     batch_interrupted,
+    batch_off_stack,
+    batch_on_stack,
     mp_batch,
     mp_cond_wait_until,
     mp_sync_init,
@@ -539,13 +541,12 @@ cdef class LanePool:
         if len(message) > MP_NOTICE_MAX:
             raise UsageError(f"a notification has at most {MP_NOTICE_MAX} bytes, this one {len(message)}",
                              limit=MP_NOTICE_MAX)
-        memset(&batch, 0, sizeof(batch))
-        mp_sync_init(&batch.lock, &batch.ended)
+        cdef uint8_t mark = PENDING
+        batch_on_stack(&batch, op, &mark)
         batch.deadline_ns = mp_now_ns() + <uint64_t>(timeout_s * 1e9)
         with nogil:
             status = lanes_call(self.raw, &batch, op, data, size)
-        pthread_mutex_destroy(&batch.lock)
-        pthread_cond_destroy(&batch.ended)
+        batch_off_stack(&batch)
         if status:
             raise error_from_status(status)
 
@@ -628,12 +629,9 @@ cdef int call_once(mp_lanes* lanes, mp_batch* batch, int op, const char* data, u
 cdef int announce(void* context, mp_batch* batch) noexcept nogil:
     """Send a batch's notification after its transfers; a failure becomes the batch's."""
     cdef mp_segment* segment = <mp_segment*>context
-    cdef uint32_t k
     cdef int status = PEER_GONE
-    for k in range(segment.n_paths):
-        if segment.paths[k].run == tcp_run:
-            status = lanes_call(<mp_lanes*>segment.paths[k].context, batch, OP_NOTIFY,
-                                <const char*>batch.notice, batch.notice_bytes)
+    if segment.lanes != NULL:
+        status = lanes_call(<mp_lanes*>segment.lanes, batch, OP_NOTIFY, <const char*>batch.notice, batch.notice_bytes)
     if status:
         batch.status[batch.n - 1] = <uint8_t>status
     return status
@@ -642,6 +640,12 @@ cdef int announce(void* context, mp_batch* batch) noexcept nogil:
 def add_tcp_path(NativeSegment segment, LanePool lanes) -> int:
     """Let a segment be reached over these lanes; returns the path id. It must be the last path added."""
     return segment.add_path(tcp_run, lanes.raw, lanes).id
+
+
+def set_notice_lanes(NativeSegment segment, LanePool lanes) -> None:
+    """Send the notifications of a segment's batches over these lanes."""
+    segment.keep.append(lanes)
+    segment.raw.lanes = lanes.raw
 
 
 def announce_by_lane(Batch batch) -> None:

@@ -6,6 +6,7 @@ from moonpool.native.io.guard cimport mp_guard
 cdef enum:
     ACCESS_READ = 1
     ACCESS_WRITE = 2
+    LOCAL_WRITABLE = 4     # this process may read into it; peers never see the bit
     KEY_BYTES = 16
 
 cdef struct mp_region:
@@ -21,6 +22,7 @@ cdef struct mp_span:
     uint64_t base
     uint64_t end
     uint32_t slot
+    uint32_t writable
 
 cdef struct mp_regions:
     mp_guard guard
@@ -30,7 +32,7 @@ cdef struct mp_regions:
     uint32_t used
     uint32_t live
 
-cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil
+cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
                          uint64_t* length) noexcept nogil
 

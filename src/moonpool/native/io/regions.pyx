@@ -39,8 +39,8 @@ cdef enum:
     ACCESS_DENIED = 8
 
 
-cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil:
-    """True when one live region holds the whole range. Lock held by the caller."""
+cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil:
+    """True when one live region holds the whole range (and may be written here). Lock held by the caller."""
     cdef uint32_t low = 0, high = table.live, middle
     while low < high:
         middle = (low + high) // 2
@@ -51,7 +51,7 @@ cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length) no
     if low == 0:
         return False
     cdef mp_span* span = &table.order[low - 1]
-    return address <= span.end and length <= span.end - address
+    return address <= span.end and length <= span.end - address and (span.writable or not writing)
 
 
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
@@ -143,7 +143,7 @@ cdef class LocalRegions:
         memcpy(region.write_key, write_bytes, KEY_BYTES)
         region.handle = <uint64_t>region.generation << 32 | slot
         memmove(&table.order[place + 1], &table.order[place], (table.live - place) * sizeof(mp_span))
-        table.order[place] = mp_span(address, address + length, slot)
+        table.order[place] = mp_span(address, address + length, slot, access & LOCAL_WRITABLE)
         table.live += 1
         mp_guard_unlock(&table.guard)
         return region.handle

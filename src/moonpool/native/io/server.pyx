@@ -421,22 +421,19 @@ cdef class TargetServer:
         self.raw.n_notices = 0
 
     def add_lane(self, int fd, bytes peer_instance) -> None:
-        """Serve a connected, blocking socket whose hello is done; takes the fd, also on failure."""
+        """Serve a connected, blocking socket whose hello is done; takes the fd. On failure it is still the caller's."""
         cdef mp_connection* c
         cdef pthread_t thread
         cdef const char* peer = peer_instance
         if len(peer_instance) != 16:
-            close(fd)
             raise UsageError("an instance id has 16 bytes")
         if self.raw.stopping or self.raw.n_connections >= self.raw.n_max:
-            close(fd)
             if self.raw.stopping:
                 raise EngineClosed()
             raise LimitExceeded(f"{self.raw.n_max} lanes are open: raise connections_max", field="connections_max",
                                 limit=self.raw.n_max)
         c = <mp_connection*>calloc(1, sizeof(mp_connection))
         if c == NULL:
-            close(fd)
             raise MemoryError
         c.server = self.raw
         c.stage = <uint8_t*>malloc(STAGE_BYTES)
@@ -444,7 +441,7 @@ cdef class TargetServer:
         c.pieces = <iovec*>malloc((PIECES + 2) * sizeof(iovec))
         memcpy(c.peer, peer, 16)
         if c.stage == NULL or c.trash == NULL or c.pieces == NULL or stream_open(&c.stream, fd, self.raw.io) != COMPLETE:
-            c.stream.fd = fd
+            c.stream.fd = -1
             connection_free(c)
             raise OutOfMemory("no memory for a lane")
         c.stream.spin_ns = self.raw.spin_ns
@@ -462,6 +459,7 @@ cdef class TargetServer:
             unlink(self.raw, c)
             self.raw.n_connections -= 1
             pthread_mutex_unlock(&self.raw.lock)
+            c.stream.fd = -1
             connection_free(c)
             raise ResourceError("cannot start a thread for a lane: raise RLIMIT_NPROC or free memory")
         pthread_detach(thread)

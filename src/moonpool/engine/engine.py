@@ -1,0 +1,546 @@
+"""The engine: one per process, it offers this process's memory to peers and moves bytes between theirs and ours."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
+
+from moonpool.config import EngineConfig
+from moonpool.engine.batch import Batch
+from moonpool.engine.control import ControlService, LaneInfo, ServiceHooks, SessionInfo
+from moonpool.engine.measuring import engine_metrics
+from moonpool.engine.offering import Offering
+from moonpool.engine.opening import Openings
+from moonpool.engine.peers import io_way
+from moonpool.engine.region import Region
+from moonpool.engine.segment import Segment
+from moonpool.engine.striping import StripedBatch, plan_stripes
+from moonpool.errors import EngineClosed, ForkedEngine, MoonpoolError, Status, UsageError, error_from_status
+from moonpool.ids import ANY_INSTANCE, InstanceId, new_instance_id
+from moonpool.metadata import open_metadata
+from moonpool.metadata.base import Record
+from moonpool.native.io.batch import Batch as NativeBatch
+from moonpool.native.io.memory import BufferHold, create_memory
+from moonpool.native.io.regions import LocalRegions
+from moonpool.native.io.server import TargetServer
+from moonpool.native.io.workers import WorkerPool
+from moonpool.operations import Access, Op
+from moonpool.transport.registry import make_transports
+from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_US
+
+#: OP_NOTIFY of the data lane.
+NOTIFY = 4
+_REAP_EVERY = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A message from a peer: the sender's instance id, its number (growing per sender), and the bytes."""
+
+    sender: bytes
+    number: int
+    message: bytes
+
+
+def _endpoint_alive(control: ControlService, record: Record) -> bool:
+    """Whether the holder of a name still answers as the instance that took it."""
+    expected = None if record.instance == ANY_INSTANCE else record.instance
+    try:
+        control.connect(record.endpoint, expected, 1.0).close()
+    except MoonpoolError:
+        return False
+    return True
+
+
+@final
+class Engine:
+    """A transfer engine. Use it as a context manager, or call `close`.
+
+    Every method is safe from any thread; the blocking ones release the GIL. After a fork the child's copy refuses to
+    work (`ForkedEngine`): make a new engine there. Errors are `MoonpoolError`s: see `moonpool.errors`.
+    """
+
+    def __init__(self, config: EngineConfig | None = None, **changes: Any) -> None:
+        self.config = replace(config or EngineConfig(), **changes)
+        config = self.config
+        self.instance: InstanceId = new_instance_id()
+        self._usable = True
+        self._closed = False
+        self._pid = os.getpid()
+        self._close_lock = threading.Lock()
+        self._inflight: dict[int, NativeBatch] = {}
+        self._submitted = 0
+        self._timeout_ns = config.transfer_timeout_ms * NS_PER_MS
+        transports = make_transports(config.transports)
+        self.transports: tuple[str, ...] = tuple(transport.name for transport in transports)
+        self._by_name = {transport.name: transport for transport in transports}
+        self._table = LocalRegions(config.regions_max)
+        self._offering = Offering(config, self._table, transports)
+        self._server = TargetServer(
+            self._table,
+            io=io_way(config),
+            spin_ns=config.spin_us * NS_PER_US,
+            stall_ns=config.stall_timeout_ms * NS_PER_MS,
+            lanes_max=config.connections_max,
+            notices_max=config.notifications_max,
+        )
+        self._workers = WorkerPool(config.worker_threads, config.queued_batches_max)
+        hooks = ServiceHooks(
+            handlers={"describe": self._describe, **self._offering.handlers()},
+            on_lane=self._take_lane,
+            session_handlers={"revoke": lambda session, params: self._openings.revoke(session, params)},
+            on_session_closed=lambda session, _reason: self._offering.grants.session_ended(session.session_id),
+            lanes_open=lambda: self._server.lanes,
+        )
+        self._control = ControlService(config, self.instance, hooks)
+        try:
+            self._start(transports)
+        except BaseException:
+            self._control.close()
+            raise
+
+    def _start(self, transports: Sequence[Any]) -> None:
+        self._control.start()
+        self.name = self.config.name or self._control.endpoint
+        probe = lambda record: _endpoint_alive(self._control, record)  # noqa: E731
+        self._metadata = open_metadata(self.config, probe)
+        self._openings = Openings(
+            self.config, self._control, self._offering, (self._metadata, self._table, transports)
+        )
+        try:
+            self._lease = self._metadata.register(self._record())
+        except BaseException:
+            self._metadata.close()
+            raise
+        _engines.add(self)
+
+    def _record(self) -> Record:
+        host, _, port = self._control.endpoint.rpartition(":")
+        return Record(self.name, host.strip("[]"), int(port), self._control.unix_name, self.instance)
+
+    @property
+    def endpoint(self) -> str:
+        """ "host:port" where peers reach this engine; also a name that `open` takes."""
+        return self._control.endpoint
+
+    # ---- own memory --------------------------------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        size_bytes: int,
+        *,
+        access: Access = Access.READ_WRITE,
+        location: str = "cpu:0",
+        huge_pages: bool | None = None,
+        prefault: bool = True,
+    ) -> Region:
+        """New engine memory, registered: a sealed memfd, page-aligned, pre-faulted, zeroed; size rounded up to pages.
+
+        It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it.
+        """
+        self._check()
+        huge = self.config.huge_pages if huge_pages is None else huge_pages
+        memory = create_memory(size_bytes, huge_pages=huge, prefault=prefault)
+        region = self._offering.add(memory, Access(access), location)
+        self._openings.own_region_added(region.handle)
+        return region
+
+    def register(self, buffer: Any, *, access: Access = Access.READ_WRITE, location: str = "cpu:0") -> Region:
+        """Register a foreign host buffer in place: buffer protocol, ``__array_interface__`` or DLPack; C-contiguous.
+
+        The buffer is held until the region is revoked. Align large ones to pages: a target a few bytes past a page start
+        makes the kernel's copies slow on some CPUs. UnsupportedMemory for device memory.
+        """
+        self._check()
+        hold = BufferHold(buffer, writable=False)
+        if access & Access.WRITE and not hold.writable:
+            raise UsageError("this buffer is read-only: register it with access=Access.READ", field="access")
+        region = self._offering.add(hold, Access(access), location)
+        self._openings.own_region_added(region.handle)
+        return region
+
+    def revoke(self, region: Region | int) -> None:
+        """Take a region back: stale for everyone at once; returns when nobody can touch its memory any more.
+
+        RevokeIncomplete after revoke_timeout_ms when somebody may still; the memory is then kept until it is safe.
+        """
+        self._check()
+        handle = region if isinstance(region, int) else region.handle
+        self._openings.own_region_gone(handle, self.config.revoke_timeout_ms / MS_PER_S)
+        self._offering.revoke(handle, self._control, self._server)
+
+    @property
+    def regions(self) -> list[Region]:
+        """The live regions of this engine."""
+        return self._offering.regions
+
+    # ---- segments of peers -------------------------------------------------------------------------------------------
+
+    def open(self, name: str, *, timeout_s: float | None = None) -> Segment:
+        """Open a segment: "host:port", or a name published in the metadata service.
+
+        PeerRefused, PeerStalled, AccessDenied, NoSuchSegment, TransportUnavailable (no configured transport reaches it).
+        """
+        self._check()
+        return self._openings.open(name, timeout_s)
+
+    def refresh(self, segment: Segment | int) -> Segment:
+        """Ask the owner for its regions again. Returns the segment."""
+        found = self._segment(segment)
+        self._openings.refresh(found)
+        return found
+
+    def close_segment(self, segment: Segment | int) -> None:
+        """Close a segment; its handle is stale from now on."""
+        self._openings.close_segment(self._segment(segment))
+
+    def _segment(self, segment: Segment | int) -> Segment:
+        if not self._usable:
+            self._check()
+        if type(segment) is Segment and segment.handle:
+            return segment
+        return self._openings.get(segment if isinstance(segment, int) else segment.handle)
+
+    # ---- transfers ---------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        segment: Segment | int,
+        region: int,
+        offset: int,
+        into: Any,
+        length: int | None = None,
+        *,
+        path: int | None = None,
+        digest: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[int] | None:
+        """Read `length` bytes at `offset` of a peer's region into `into`, and wait for them.
+
+        `into` is an address inside a registered region (then `length` is required) or a writable buffer. Returns the
+        chunk digests when asked for. Raises the transfer's error; a failed READ's destination is undefined, but never
+        changes after this returned.
+        """
+        if type(into) is int and length is not None and path is None and not digest:
+            return self._quick(Op.READ, segment, (region, offset, into, length), timeout_s)
+        return self._one(Op.READ, segment, (region, offset, into, length), (path, digest, timeout_s))
+
+    def write(
+        self,
+        segment: Segment | int,
+        region: int,
+        offset: int,
+        source: Any,
+        length: int | None = None,
+        *,
+        path: int | None = None,
+        digest: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[int] | None:
+        """Write `length` bytes from `source` to `offset` of a peer's region; returns when every later READ sees them.
+
+        `source` is an address inside a registered region or a readable buffer. See `read`.
+        """
+        if type(source) is int and length is not None and path is None and not digest:
+            return self._quick(Op.WRITE, segment, (region, offset, source, length), timeout_s)
+        return self._one(Op.WRITE, segment, (region, offset, source, length), (path, digest, timeout_s))
+
+    def _quick(
+        self, op: Op, segment: Segment | int, where: tuple[int, int, int, int], timeout_s: float | None
+    ) -> None:
+        """One plain transfer from or into registered memory, with nothing made for it."""
+        found = self._segment(segment)
+        region, offset, local, length = where
+        if length >= self.config.stripe_min_bytes and self._lane_count(found) > 1:
+            self.transfer(op, found, local, region, offset, length, timeout_s=timeout_s)
+            return
+        timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
+        try:
+            status = found.native.transfer_one(op, local, region, offset, length, timeout_ns)
+        except OverflowError as problem:
+            raise UsageError(f"addresses, offsets and lengths are unsigned 64-bit numbers: {problem}") from problem
+        if status:
+            raise error_from_status(
+                status,
+                peer=found.endpoint,
+                segment=found.name,
+                operation=op.name,
+                region=region,
+                offset=offset,
+                length_bytes=length,
+            )
+
+    def _one(
+        self,
+        op: Op,
+        segment: Segment | int,
+        where: tuple[int, int, Any, int | None],
+        how: tuple[int | None, bool, float | None],
+    ) -> list[int] | None:
+        found = self._segment(segment)
+        region, offset, local, length = where
+        path, digest, timeout_s = how
+        if type(local) is not int:
+            # A buffer, even one of 64-bit integers: in `transfer` such a one would be a list of addresses.
+            local = BufferHold(local, writable=op == Op.READ)
+        batch = self.transfer(
+            op, found, local, region, offset, length, path=path, digest=digest, timeout_s=timeout_s
+        )
+        digests = batch.digests
+        return digests[0] if digests is not None else None
+
+    def transfer(
+        self,
+        op: Op,
+        segment: Segment | int,
+        local: Any,
+        region: Any,
+        offset: Any,
+        length: Any = None,
+        *,
+        path: Any = None,
+        digest: bool = False,
+        timeout_s: float | None = None,
+        check: bool = True,
+    ) -> Batch | StripedBatch:
+        """Many transfers in one call, driven by the calling thread; returns the ended batch.
+
+        `local` (addresses in registered regions, or one buffer for a single transfer), `region` (handles), `offset` and
+        `length` are uint64 arrays of one length, or scalars for all; `path` ids are uint16 (`AUTO_PATH`: any). With
+        `check` the first failed transfer's error is raised; without it, look at `status`.
+        """
+        batch = self._make(op, segment, (local, region, offset, length), (path, digest, timeout_s, None))
+        if isinstance(batch, StripedBatch):
+            batch.run(self._workers)
+        else:
+            batch.native.drive_here()
+            batch.native.let_go()
+        if check:
+            batch.check()
+        return batch
+
+    def submit(
+        self,
+        op: Op,
+        segment: Segment | int,
+        local: Any,
+        region: Any,
+        offset: Any,
+        length: Any = None,
+        *,
+        path: Any = None,
+        digest: bool = False,
+        timeout_s: float | None = None,
+        notify: bytes | None = None,
+    ) -> Batch:
+        """As `transfer`, but returns at once: a worker drives the batch unless a waiter gets there first.
+
+        `timeout_s` is the batch's deadline from now (transfer_timeout_ms by default). With `notify` the owner gets that
+        message after every transfer completed. QueueFull when queued_batches_max batches wait.
+        """
+        batch = self._make(op, segment, (local, region, offset, length), (path, digest, timeout_s, notify))
+        if isinstance(batch, StripedBatch):
+            batch = batch.whole()
+        self._keep(batch.native)
+        self._workers.submit(batch.native)
+        return batch
+
+    def _make(
+        self,
+        op: Op,
+        segment: Segment | int,
+        what: tuple[Any, Any, Any, Any],
+        how: tuple[Any, bool, float | None, bytes | None],
+    ) -> Batch | StripedBatch:
+        found = self._segment(segment)
+        local, region, offset, length = what
+        path, digest, timeout_s, notify = how
+        if not isinstance(local, int | BufferHold) and not _is_vector(local):
+            local = BufferHold(local, writable=op == Op.READ)
+        if isinstance(local, BufferHold):
+            length = local.size_bytes if length is None else length
+            if length > local.size_bytes:
+                raise UsageError(f"length {length} is more than the buffer's {local.size_bytes} bytes", field="length")
+        if length is None:
+            raise UsageError("length is required with an address", field="length")
+        n = _batch_size((local, region, offset, length, path))
+        if n > self.config.batch_transfers_max:
+            raise UsageError(
+                f"a batch has at most {self.config.batch_transfers_max} transfers, this one {n}", field="local"
+            )
+        native = NativeBatch(int(op), n)
+        try:
+            native.fill(local, region, offset, length, path, digest)
+        except (OverflowError, TypeError, ValueError) as problem:
+            if isinstance(problem, MoonpoolError):
+                raise
+            raise UsageError(f"these are no transfers: {problem}") from problem
+        native.set_timeout(self.config.transfer_timeout_ms / MS_PER_S if timeout_s is None else timeout_s)
+        found.native.bind(native)
+        if notify is not None:
+            self._check_message(notify)
+            native.attach_notice(notify)
+        batch = Batch(native, found)
+        if path is None and not digest and notify is None:
+            lanes = self._lane_count(found)
+            stripes = plan_stripes(native, found, (lanes, self.config.stripe_min_bytes)) if lanes > 1 else None
+            if stripes is not None:
+                return StripedBatch(batch, stripes)
+        return batch
+
+    def _lane_count(self, segment: Segment) -> int:
+        """Over how many lanes a large batch on a segment is cut: 1 unless tcp is its only way."""
+        if segment.paths[0].transport != "tcp":
+            return 1
+        return self.config.bulk_lanes if segment.peer.stays_on_host else self.config.bulk_lanes_remote
+
+    def _keep(self, native: NativeBatch) -> None:
+        self._submitted += 1
+        if self._submitted % _REAP_EVERY == 0:
+            for key, old in list(self._inflight.items()):
+                if old.done:
+                    old.let_go()
+                    self._inflight.pop(key, None)
+        self._inflight[id(native)] = native
+
+    def flush(self, segment: Segment | int, *, timeout_s: float | None = None) -> None:
+        """Return when every completed WRITE of the segment is visible to every later READ by anyone."""
+        found = self._segment(segment)
+        bound = self.config.transfer_timeout_ms / MS_PER_S if timeout_s is None else timeout_s
+        if found.native.dead:
+            raise error_from_status(found.native.dead, peer=found.endpoint, segment=found.name)
+        for name in dict.fromkeys(info.transport for info in found.paths):
+            self._by_name[name].flush(found.peer, found, bound)
+
+    # ---- notifications -----------------------------------------------------------------------------------------------
+
+    def notify(self, segment: Segment | int, message: bytes, *, timeout_s: float | None = None) -> None:
+        """Send a message to a segment's owner; returns when it is queued there. Messages of one engine keep their order.
+
+        QueueFull (retryable) when the owner does not take its notifications.
+        """
+        found = self._segment(segment)
+        self._check_message(message)
+        bound = self.config.transfer_timeout_ms / MS_PER_S if timeout_s is None else timeout_s
+        found.peer.lanes.call(NOTIFY, message, bound)
+
+    def notifications(self, count_max: int = 64, *, timeout_s: float | None = 0.0) -> list[Notification]:
+        """Take up to `count_max` messages, oldest first; waits up to `timeout_s` (None: for ever) for the first one."""
+        self._check()
+        return [Notification(*one) for one in self._server.take_notices(count_max, timeout_s)]
+
+    def _check_message(self, message: bytes) -> None:
+        if len(message) > self.config.notification_bytes_max:
+            raise UsageError(
+                f"a notification has at most {self.config.notification_bytes_max} bytes, this one {len(message)}",
+                field="notification_bytes_max",
+            )
+
+    # ---- measuring and ending ----------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters and latency histograms per path, and gauges; `moonpool.metrics.render` makes Prometheus text of it."""
+        self._check()
+        return engine_metrics(self._openings.segments, self._server, self._control, self._workers)
+
+    def close(self) -> None:
+        """Withdraw the name, end all transfers, stop serving, and let go of memory, each step within close_timeout_ms.
+
+        Idempotent. Peers with transfers under way see PEER_GONE.
+        """
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._usable = False
+        if self._pid != os.getpid():
+            return
+        _engines.discard(self)
+        timeout_s = self.config.close_timeout_ms / MS_PER_S
+        try:
+            self._metadata.withdraw(self._lease)
+        except MoonpoolError:
+            pass  # the lease runs out by itself
+        self._metadata.close()
+        for native in list(self._inflight.values()):
+            native.cancel()
+        self._openings.close()
+        self._workers.close()
+        for native in self._inflight.values():
+            native.let_go()
+        self._inflight.clear()
+        self._server.close(timeout_s)
+        self._control.close()
+        self._offering.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_problem: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise UsageError("an engine cannot be pickled: it owns sockets and threads; make one in the other process")
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedEngine()
+        if self._closed:
+            raise EngineClosed()
+
+    # ---- hooks of the control service --------------------------------------------------------------------------------
+
+    def _describe(self, _session: SessionInfo, _params: Any) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "instance": self.instance,
+            "generation": self._lease.record.generation,
+            "regions": self._offering.describe(),
+        }
+
+    def _take_lane(self, fd: int, info: LaneInfo) -> None:
+        self._server.add_lane(fd, info.peer_instance)
+
+    def _abandon_after_fork(self) -> None:
+        """In a forked child: close the child's copies of our sockets, so that peers notice the parent's death."""
+        self._usable = False
+        self._openings.abandon_after_fork()
+        self._workers.forget_after_fork()
+        self._server.close_after_fork()
+        self._control.abandon_after_fork()
+
+
+def _is_vector(value: Any) -> bool:
+    """True for arrays of addresses: sequences of ints, or a one-dimensional buffer of 8-byte integers."""
+    if isinstance(value, (list, tuple)):
+        return True
+    try:
+        with memoryview(value) as view:
+            return view.ndim == 1 and view.itemsize == 8 and view.format in ("Q", "q", "L", "l")
+    except (TypeError, ValueError, BufferError):
+        return False
+
+
+def _batch_size(values: Sequence[Any]) -> int:
+    """The common length of the vectors among the arguments; 1 when all are scalars."""
+    sizes = {len(value) for value in values if value is not None and not isinstance(value, int) and hasattr(value, "__len__")}
+    if len(sizes) > 1:
+        raise UsageError(f"the arrays of a batch have different lengths: {sorted(sizes)}")
+    return sizes.pop() if sizes else 1
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for engine in list(_engines):
+        engine._abandon_after_fork()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

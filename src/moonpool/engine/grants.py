@@ -1,0 +1,112 @@
+"""Which initiator was given which region's memory, so that a revoke knows whom to ask and what must be kept.
+
+A mapped memfd is harmless after a revoke: the peer's stray stores go to pages that are no longer ours. process_vm is not:
+it writes at addresses of this process, so the region's memory is kept until the peer confirmed or its process has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import final
+
+from moonpool.engine.control import SessionInfo
+from moonpool.engine.region import Region
+
+
+@final
+class GrantBook:
+    """Thread-safe. Bounded by the number of sessions times regions, both of which the config bounds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[int, set[int]] = {}
+        self._pidfds: dict[int, int] = {}
+        self._vm: set[tuple[int, int]] = set()
+        self._kept: list[tuple[Region, set[int]]] = []
+
+    def note(self, handle: int, session: SessionInfo, *, process_vm: bool) -> None:
+        """Session `session` was given region `handle`."""
+        with self._lock:
+            if process_vm and session.session_id not in self._pidfds and session.peer_pid is not None:
+                self._pidfds[session.session_id] = os.pidfd_open(session.peer_pid)
+            if process_vm:
+                self._vm.add((handle, session.session_id))
+            self._sessions.setdefault(handle, set()).add(session.session_id)
+
+    def holders(self, handle: int) -> set[int]:
+        """Ids of the sessions that were given the region."""
+        with self._lock:
+            return set(self._sessions.get(handle, ()))
+
+    def confirmed(self, handle: int, sessions: set[int]) -> None:
+        """These sessions said that nothing of theirs can touch the region any more."""
+        with self._lock:
+            self._vm -= {(handle, session) for session in sessions}
+
+    def release(self, session_id: int) -> None:
+        """An initiator is done with everything it was given, and says so before it ends its session."""
+        with self._lock:
+            self._vm = {(handle, session) for handle, session in self._vm if session != session_id}
+            for holders in self._sessions.values():
+                holders.discard(session_id)
+
+    def settle(self, handle: int, unconfirmed: set[int], region: Region) -> bool:
+        """After a revoke: forget the grants. True when the memory must be kept, which this book then does."""
+        with self._lock:
+            self._sessions.pop(handle, None)
+            dangerous = {session for session in unconfirmed if (handle, session) in self._vm}
+            self._vm = {(h, s) for h, s in self._vm if h != handle}
+            if dangerous:
+                self._kept.append((region, dangerous))
+            return bool(dangerous)
+
+    def sweep(self) -> int:
+        """Let go of kept memory whose holders' processes have ended; returns how many regions are still kept."""
+        with self._lock:
+            still: list[tuple[Region, set[int]]] = []
+            for region, sessions in self._kept:
+                alive = {session for session in sessions if self._process_alive(session)}
+                if alive:
+                    still.append((region, alive))
+            self._kept = still
+            return len(still)
+
+    def session_ended(self, session_id: int) -> None:
+        """The session is closed: it can be given nothing more. Its process may live on, so kept memory stays."""
+        with self._lock:
+            for holders in self._sessions.values():
+                holders.discard(session_id)
+            waited_for = any(session_id in sessions for _, sessions in self._kept)
+            holds_vm = any(session == session_id for _, session in self._vm)
+            if not waited_for and not holds_vm:
+                self._close_pidfd(session_id)
+
+    def vm_holders_alive(self, handle: int) -> set[int]:
+        """Sessions, ended ones too, whose living process may use process_vm on the region."""
+        with self._lock:
+            holders = {session for h, session in self._vm if h == handle}
+            return {session for session in holders if self._process_alive(session)}
+
+    def close(self) -> None:
+        """Close the pidfds."""
+        with self._lock:
+            for session in list(self._pidfds):
+                self._close_pidfd(session)
+
+    def _process_alive(self, session_id: int) -> bool:
+        fd = self._pidfds.get(session_id)
+        if fd is None:
+            return False
+        watch = select.poll()
+        watch.register(fd, select.POLLIN)
+        if watch.poll(0):
+            self._close_pidfd(session_id)
+            return False
+        return True
+
+    def _close_pidfd(self, session_id: int) -> None:
+        fd = self._pidfds.pop(session_id, None)
+        if fd is not None:
+            os.close(fd)

@@ -1,0 +1,29 @@
+"""Opening a data lane: a connection of kind 2 whose descriptor goes to the native side."""
+
+from __future__ import annotations
+
+from moonpool.clock import Deadline, SystemClock
+from moonpool.config import EngineConfig
+from moonpool.engine.dialing import DialRequest, dial
+from moonpool.ids import InstanceId
+from moonpool.wire.hello import ConnectionKind
+
+
+def connect_lane(
+    address: str,
+    config: EngineConfig,
+    instance: InstanceId,
+    expected_instance: InstanceId | None,
+    timeout_s: float,
+) -> int:
+    """A connected, blocking, close-on-exec descriptor, ready for the first group; the caller owns it.
+
+    `address` is "host:port", "[v6]:port" or "@name"; `expected_instance` None takes whoever answers. Blocks
+    the calling thread, without the GIL, for at most `timeout_s` seconds. Errors as `dial` lists them.
+    """
+    deadline = Deadline.after_s(SystemClock().now_ns(), timeout_s)
+    request = DialRequest(ConnectionKind.LANE, instance, expected_instance)
+    greeted = dial(address, request, config, deadline)
+    fd = greeted.sock.detach()
+    greeted.close()
+    return fd

@@ -1,0 +1,188 @@
+"""What this engine offers to peers: its regions, described, mapped, granted and revoked over control sessions."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from moonpool.config import EngineConfig
+from moonpool.engine.control import ControlService, Handler, Reply, SessionInfo
+from moonpool.engine.grants import GrantBook
+from moonpool.engine.region import KEY_BYTES, Region
+from moonpool.errors import (
+    AccessDenied,
+    MoonpoolError,
+    PeerStalled,
+    RevokeIncomplete,
+    StaleHandle,
+    UnsupportedOperation,
+)
+from moonpool.native.io.memory import BufferHold, SharedMemory
+from moonpool.native.io.regions import LocalRegions
+from moonpool.native.io.server import TargetServer
+from moonpool.operations import Access
+from moonpool.transport.base import Transport
+from moonpool.units import MS_PER_S
+
+#: The bit of the native table that says that this process may read into a region.
+LOCAL_WRITABLE = 4
+
+
+@final
+class Offering:
+    """The regions of one engine. Thread-safe; handlers run on the control thread."""
+
+    def __init__(self, config: EngineConfig, table: LocalRegions, transports: Sequence[Transport]) -> None:
+        self._config = config
+        self._table = table
+        self._transports = transports
+        self._lock = threading.Lock()
+        self._regions: dict[int, Region] = {}
+        self._read_only_fds: dict[int, int] = {}
+        self.grants = GrantBook()
+
+    def add(self, source: SharedMemory | BufferHold, access: Access, location: str) -> Region:
+        """Register memory and return its region; the region keeps it in place."""
+        memory = source if isinstance(source, SharedMemory) else None
+        hold = source if isinstance(source, BufferHold) else None
+        read_key, write_key = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
+        bits = int(access) | (LOCAL_WRITABLE if source.writable else 0)
+        self.grants.sweep()
+        handle = self._table.add(source.address, source.size_bytes, bits, read_key, write_key)
+        draft = Region(
+            handle=handle,
+            address=source.address,
+            size_bytes=source.size_bytes,
+            access=access,
+            location=location,
+            memory=memory,
+            hold=hold,
+            read_key=read_key,
+            write_key=write_key,
+        )
+        attributes = {t.name: a for t in self._transports if (a := t.attribute(draft)) is not None}
+        region = Region(
+            handle=handle,
+            address=draft.address,
+            size_bytes=draft.size_bytes,
+            access=access,
+            location=location,
+            memory=memory,
+            hold=hold,
+            read_key=read_key,
+            write_key=write_key,
+            attributes=attributes,
+        )
+        with self._lock:
+            self._regions[handle] = region
+        return region
+
+    @property
+    def regions(self) -> list[Region]:
+        """Live regions, by address."""
+        with self._lock:
+            return sorted(self._regions.values(), key=lambda region: region.address)
+
+    def get(self, handle: int) -> Region:
+        """A live region by handle; StaleHandle otherwise."""
+        with self._lock:
+            region = self._regions.get(handle)
+        if region is None:
+            raise StaleHandle(region=handle)
+        return region
+
+    def handlers(self) -> dict[str, Handler]:
+        """The control methods that concern regions, apart from `describe`."""
+        return {"map": self._map, "grant_vm": self._grant_vm, "release": self._release, "probe": lambda _s, _p: {}}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The published regions: those that peers may use at all."""
+        return [region.describe() for region in self.regions if region.access]
+
+    def revoke(self, handle: int, control: ControlService, server: TargetServer) -> None:
+        """Make a region stale everywhere and return when nobody can touch its memory any more.
+
+        RevokeIncomplete when somebody may still: then the memory is kept until that process has ended.
+        """
+        region = self.get(handle)
+        timeout_s = self._config.revoke_timeout_ms / MS_PER_S
+        with self._lock:
+            self._regions.pop(handle, None)
+            fd = self._read_only_fds.pop(handle, None)
+        if fd is not None:
+            os.close(fd)
+        drained = self._table.remove(handle, timeout_s)
+        if not drained:
+            server.kick_busy()
+            drained = self._table.drain(timeout_s)
+        unconfirmed = self._ask_holders(handle, control, timeout_s) | self.grants.vm_holders_alive(handle)
+        kept = self.grants.settle(handle, unconfirmed, region)
+        if kept or not drained:
+            raise RevokeIncomplete(
+                "a peer did not confirm the revoke in time; the region is stale and its memory is kept until that is safe",
+                region=handle,
+                timeout_ms=self._config.revoke_timeout_ms,
+            )
+
+    def _ask_holders(self, handle: int, control: ControlService, timeout_s: float) -> set[int]:
+        holders = self.grants.holders(handle)
+        if not holders:
+            return set()
+        answers = control.call_peers("revoke", {"handles": [handle]}, timeout_s, holders)
+        failed = {session for session, answer in answers.items() if isinstance(answer, MoonpoolError)}
+        for session in failed:
+            control.close_session(session, PeerStalled("a revoke was not confirmed in time"))
+        confirmed = set(answers) - failed
+        self.grants.confirmed(handle, confirmed)
+        return failed
+
+    def close(self) -> None:
+        """Close descriptors; memory goes with its last reference."""
+        with self._lock:
+            fds, self._read_only_fds = list(self._read_only_fds.values()), {}
+            self._regions.clear()
+        for fd in fds:
+            os.close(fd)
+        self.grants.close()
+
+    # On the control thread
+
+    def _asked_region(self, session: SessionInfo, params: Mapping[str, Any]) -> tuple[Region, Access]:
+        if not session.is_unix:
+            raise UnsupportedOperation("memory is passed over unix sockets only")
+        handle, access = params.get("handle"), params.get("access")
+        if type(handle) is not int or type(access) is not int or not 0 <= access <= int(Access.READ_WRITE):
+            raise UnsupportedOperation("a region is asked for by an integer handle and access bits")
+        region = self.get(handle)
+        if access & ~int(region.access) or not access:
+            raise AccessDenied(f"the region does not allow access {access}", region=handle)
+        return region, Access(access)
+
+    def _map(self, session: SessionInfo, params: Mapping[str, Any]) -> Reply:
+        region, access = self._asked_region(session, params)
+        if region.memory is None:
+            raise UnsupportedOperation("the region is not engine memory and cannot be mapped", region=region.handle)
+        writable = bool(access & Access.WRITE)
+        self.grants.note(region.handle, session, process_vm=False)
+        fd = region.memory.fd if writable else self._read_only_fd(region, region.memory)
+        return Reply({"offset": 0, "size": region.memory.size_bytes, "writable": writable}, [fd])
+
+    def _read_only_fd(self, region: Region, memory: SharedMemory) -> int:
+        with self._lock:
+            if region.handle not in self._read_only_fds:
+                self._read_only_fds[region.handle] = memory.read_only_fd()
+            return self._read_only_fds[region.handle]
+
+    def _release(self, session: SessionInfo, _params: Mapping[str, Any]) -> dict[str, Any]:
+        self.grants.release(session.session_id)
+        return {}
+
+    def _grant_vm(self, session: SessionInfo, params: Mapping[str, Any]) -> dict[str, Any]:
+        region, _access = self._asked_region(session, params)
+        if session.peer_pid is None:
+            raise UnsupportedOperation("process_vm is granted only to a process that the kernel names")
+        self.grants.note(region.handle, session, process_vm=True)
+        return {}

@@ -1,0 +1,43 @@
+"""`local`: memory copies inside the process, fused with the digest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from moonpool.native.io.copying import stream_kernel
+from moonpool.native.io.shm import add_mapped_path
+from moonpool.transport.base import Capabilities, PathInfo
+
+if TYPE_CHECKING:
+    from moonpool.engine.peers import Peer
+    from moonpool.engine.region import Region, RemoteRegion
+    from moonpool.engine.segment import Segment
+
+
+@final
+class LocalTransport:
+    """The peer is this very engine: its regions are "mapped" where they are."""
+
+    name = "local"
+    capabilities = Capabilities(same_process=True)
+
+    def attribute(self, region: Region) -> bytes | None:
+        """Nothing to publish: only this process can use it."""
+        return None
+
+    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+        """One path, by memory copy, when the peer is ourselves."""
+        if not peer.is_self:
+            return ()
+        return (PathInfo(add_mapped_path(segment.native), self.name, "cpu", stream_kernel()),)
+
+    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+        """The region's own address is its mapping."""
+        if not peer.is_self:
+            return False
+        segment.native.set_mapping(region.handle, region.address, True, None)
+        return True
+
+    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+        """Copies end with a store fence, so a completed one is visible already."""

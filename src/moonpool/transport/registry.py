@@ -1,0 +1,50 @@
+"""Which transports exist, which can run here, and why the others cannot: the only place that tries imports."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from moonpool.errors import TransportUnavailable, UsageError
+from moonpool.transport.base import Availability, Transport
+
+#: Order of preference: a segment's paths are offered a batch in this order.
+KNOWN: Final[Mapping[str, tuple[str, str]]] = {
+    "local": ("moonpool.transport.local", "LocalTransport"),
+    "shm": ("moonpool.transport.shm", "ShmTransport"),
+    "tcp": ("moonpool.transport.tcp", "TcpTransport"),
+}
+_REBUILD: Final = "install libxxhash-dev and pkg-config, then reinstall moonpool"
+
+
+def availability() -> dict[str, Availability]:
+    """Every known transport and whether it can run on this machine."""
+    return {name: _probe(name) for name in KNOWN}
+
+
+def make_transports(names: Iterable[str]) -> list[Transport]:
+    """The transports asked for, in order of preference; `TransportUnavailable` for one that cannot run here."""
+    wanted = set(names)
+    unknown = wanted - set(KNOWN)
+    if unknown:
+        raise UsageError(
+            f"no transport {sorted(unknown)[0]!r}; there are {', '.join(KNOWN)}", field="transports"
+        )
+    made: list[Transport] = []
+    for name, (module, kind) in KNOWN.items():
+        if name in wanted:
+            state = _probe(name)
+            if not state.ok:
+                raise TransportUnavailable(state.reason, state.how_to_get_it, transport=name)
+            made.append(getattr(importlib.import_module(module), kind)())
+    return made
+
+
+def _probe(name: str) -> Availability:
+    module, _ = KNOWN[name]
+    try:
+        importlib.import_module(module)
+    except ImportError as problem:
+        return Availability(False, f"its native module is not there ({problem})", _REBUILD)
+    return Availability(True)

@@ -1,0 +1,86 @@
+"""`shm`: copies into the mapped memfd of a process on the same host, or process_vm_* for its other memory.
+
+"Same host" is proved by what works: the peer's abstract unix socket answers, its uid is ours, its hello is that of the
+instance we expect, and it passes us a file descriptor. Names and addresses prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from moonpool.errors import MoonpoolError
+from moonpool.native.io.memory import map_memory
+from moonpool.native.io.shm import VmSession, add_mapped_path, add_vm_path
+from moonpool.transport.base import Capabilities, PathInfo
+
+if TYPE_CHECKING:
+    from moonpool.engine.peers import Peer
+    from moonpool.engine.region import Region, RemoteRegion
+    from moonpool.engine.segment import Segment
+
+MEMFD = b"memfd"
+PROCESS_VM = b"vm"
+
+
+@final
+class ShmTransport:
+    """Shared mappings first, then process_vm on the regions that the owner granted."""
+
+    name = "shm"
+    capabilities = Capabilities(same_host=True)
+
+    def attribute(self, region: Region) -> bytes | None:
+        """How a peer on this host gets at the region: by mapping its memfd, or by process_vm."""
+        return MEMFD if region.memory is not None else PROCESS_VM
+
+    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+        """A mapped path, and a process_vm path when kernel and peer agree on who the process is."""
+        if peer.is_self or not peer.session.is_unix:
+            return ()
+        paths = [PathInfo(add_mapped_path(segment.native), self.name, "memfd", peer.endpoint)]
+        if peer.vm is None and peer.session.peer_pid is not None and peer.session.pidfd is not None:
+            peer.vm = VmSession(peer.session.peer_pid, peer.session.pidfd)
+        if peer.vm is not None:
+            paths.append(PathInfo(add_vm_path(segment.native, peer.vm), self.name, "process_vm", peer.endpoint))
+        return paths
+
+    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+        """Ask the owner for the region's memfd, or for leave to use process_vm on it."""
+        if peer.is_self or not peer.session.is_unix:
+            return False
+        way = region.attributes.get(self.name)
+        if way == MEMFD:
+            return self._map(peer, segment, region)
+        if way == PROCESS_VM and peer.vm is not None and not peer.vm.refused:
+            return self._grant(peer, segment, region)
+        return False
+
+    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+        """Copies end with a store fence, so a completed one is visible already."""
+
+    def _map(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+        try:
+            with peer.request("map", {"handle": region.handle, "access": int(region.access)}) as answer:
+                (fd,) = answer.take_fds()
+                offset = int(answer.value["offset"])
+                length = int(answer.value["size"])
+            mapping = map_memory(fd, length, writable=bool(answer.value["writable"]))
+        except (MoonpoolError, ValueError, KeyError, TypeError) as problem:
+            segment.note_unreachable(region.handle, self.name, problem)
+            return False
+        if offset + region.size_bytes > mapping.size_bytes:
+            segment.note_unreachable(region.handle, self.name, ValueError("the region ends behind its memfd"))
+            return False
+        segment.native.set_mapping(region.handle, mapping.address + offset, mapping.writable, mapping)
+        segment.mappings[region.handle] = mapping
+        return True
+
+    def _grant(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+        try:
+            peer.request("grant_vm", {"handle": region.handle, "access": int(region.access)}).close()
+        except MoonpoolError as problem:
+            segment.note_unreachable(region.handle, self.name, problem)
+            return False
+        segment.native.set_process_vm(region.handle)
+        return True

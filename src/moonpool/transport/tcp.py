@@ -1,0 +1,44 @@
+"""`tcp`: lanes straight between socket and destination; the path of last resort, so it is connected last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, final
+
+from moonpool.native.io.lanes import add_tcp_path
+from moonpool.transport.base import Capabilities, PathInfo
+
+if TYPE_CHECKING:
+    from moonpool.engine.peers import Peer
+    from moonpool.engine.region import Region, RemoteRegion
+    from moonpool.engine.segment import Segment
+
+#: OP_FLUSH of the data lane.
+FLUSH: Final = 3
+
+
+@final
+class TcpTransport:
+    """One path a peer: the lane pool shares its lanes between batches."""
+
+    name = "tcp"
+    capabilities = Capabilities(same_host=True, other_hosts=True)
+
+    def attribute(self, region: Region) -> bytes | None:
+        """Nothing beyond handle and keys."""
+        return b""
+
+    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+        """The path over the peer's lanes; lanes are opened when first needed."""
+        if peer.is_self:
+            return ()
+        return (PathInfo(add_tcp_path(segment.native, peer.lanes), self.name, "tcp", peer.endpoint),)
+
+    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+        """Every region that was published for tcp can be reached."""
+        return not peer.is_self and self.name in region.attributes
+
+    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+        """A WRITE is answered after it landed; one round trip proves that the peer is still there."""
+        if not peer.is_self:
+            peer.lanes.call(FLUSH, b"", timeout_s)
