@@ -40,15 +40,15 @@ def middle_of(bucket: int) -> float:
 class LatencyRecorder:
     """Latencies of one thread's equal-sized operations; merge recorders when the threads have ended."""
 
-    __slots__ = ("_counts", "_pending", "inverse_sum_s", "longest_ns", "operations", "total_ns")
+    __slots__ = ("_counts", "_inverse_sum_s", "_longest_ns", "_operations", "_pending", "_total_ns")
 
     def __init__(self) -> None:
         self._counts = np.zeros(BUCKETS, dtype=np.int64)
         self._pending: list[int] = []
-        self.operations = 0
-        self.total_ns = 0
-        self.longest_ns = 0
-        self.inverse_sum_s = 0.0  # sum of 1 / latency, in 1/s: the mean rate of single operations needs it
+        self._operations = 0
+        self._total_ns = 0
+        self._longest_ns = 0
+        self._inverse_sum_s = 0.0
 
     def record(self, latency_ns: int) -> None:
         """Adds one latency; about 50 ns."""
@@ -66,23 +66,46 @@ class LatencyRecorder:
         self._fold()
         other._fold()
         self._counts += other._counts
-        self.operations += other.operations
-        self.total_ns += other.total_ns
-        self.longest_ns = max(self.longest_ns, other.longest_ns)
-        self.inverse_sum_s += other.inverse_sum_s
+        self._operations += other._operations
+        self._total_ns += other._total_ns
+        self._longest_ns = max(self._longest_ns, other._longest_ns)
+        self._inverse_sum_s += other._inverse_sum_s
+
+    @property
+    def operations(self) -> int:
+        """How many were recorded."""
+        self._fold()
+        return self._operations
+
+    @property
+    def total_ns(self) -> int:
+        """Their sum."""
+        self._fold()
+        return self._total_ns
+
+    @property
+    def longest_ns(self) -> int:
+        """The longest; 0 when there are none."""
+        self._fold()
+        return self._longest_ns
+
+    @property
+    def inverse_sum_s(self) -> float:
+        """Sum of 1 / latency, in 1/s: the mean rate of single operations needs it."""
+        self._fold()
+        return self._inverse_sum_s
 
     def percentile_ns(self, fraction: float) -> float:
         """The value that ``fraction`` of the operations did not exceed; 0 when there are none."""
         self._fold()
-        if not self.operations:
+        if not self._operations:
             return 0.0
-        rank = min(self.operations, int(fraction * self.operations) + 1)
+        rank = min(self._operations, int(fraction * self._operations) + 1)
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
-        return min(middle_of(bucket), float(self.longest_ns))
+        return min(middle_of(bucket), float(self._longest_ns))
 
     def mean_ns(self) -> float:
         """Mean latency; 0 when there are none."""
-        self._fold()
         return self.total_ns / self.operations if self.operations else 0.0
 
     def _fold(self) -> None:
@@ -91,7 +114,7 @@ class LatencyRecorder:
         values = np.maximum(np.array(self._pending, dtype=np.int64), 1)
         self._pending.clear()
         self._counts += np.bincount(bucket_of(values), minlength=BUCKETS)
-        self.operations += values.size
-        self.total_ns += int(values.sum())
-        self.longest_ns = max(self.longest_ns, int(values.max()))
-        self.inverse_sum_s += float((1e9 / values).sum())
+        self._operations += values.size
+        self._total_ns += int(values.sum())
+        self._longest_ns = max(self._longest_ns, int(values.max()))
+        self._inverse_sum_s += float((1e9 / values).sum())

@@ -111,6 +111,10 @@ class PairedRun:
         self._measurements.elapsed_s = time.monotonic() - started
         return self._measurements
 
+    def pair_of(self, recipe: ProcessRecipe) -> ProcessPair:
+        """The running pair of that recipe; ``KeyError`` before it is started."""
+        return self._pairs[recipe]
+
     def _start(self, contender: Contender, stack: ExitStack) -> None:
         plan, recipe = self._plan, contender.recipe
         try:

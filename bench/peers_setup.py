@@ -29,6 +29,7 @@ from moonpool.bench.locations import peers_directory
 INSTALL_TIMEOUT_S: Final = 900
 PROBE_TIMEOUT_S: Final = 120
 DESCRIPTION_FILE: Final = "peer.json"
+TOOLKIT_FOLDER: Final = Path("/usr/local")
 DRIVER_SYMBOL = re.compile(r"\bU (cu[A-Z]\w*)")
 
 
@@ -133,7 +134,7 @@ def build_cuda_stand_in(site_packages: Path, folder: Path) -> Path:
 
 def find_cuda_runtime(site_packages: Path) -> Path | None:
     """Folder of ``libcudart.so.13``: a toolkit of the machine or the runtime wheel, or None."""
-    candidates = [*Path("/usr/local").glob("cuda*/lib*"), *site_packages.glob("nvidia/*/lib")]
+    candidates = [*TOOLKIT_FOLDER.glob("cuda*/lib*"), *site_packages.glob("nvidia/*/lib")]
     return next((folder for folder in candidates if (folder / "libcudart.so.13").exists()), None)
 
 
