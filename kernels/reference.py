@@ -1,0 +1,67 @@
+"""What each kernel must compute, in plain Python: the oracles of the property tests, never used in service.
+
+They take lists of Python integers (which cannot overflow) and return lists of tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count, cycle, islice
+from typing import NamedTuple
+
+CUT_BYTES = 4_096
+
+
+class Cutting(NamedTuple):
+    """Bounds of `moonpool.kernels.striping.SliceBounds` that decide where a transfer is cut."""
+
+    stripe_min_bytes: int
+    slice_min_bytes: int
+    slice_max_bytes: int
+    slices_per_path: int
+
+
+def cut_lengths(length: int, path_count: int, bounds: Cutting) -> list[int]:
+    """The sizes of a transfer's slices, in order."""
+    if length < bounds.stripe_min_bytes:
+        return [length] if length else []
+    even = -(-length // (path_count * bounds.slices_per_path))
+    usual = -(-even // CUT_BYTES) * CUT_BYTES
+    usual = max(bounds.slice_min_bytes, min(usual, bounds.slice_max_bytes))
+    # As many usual slices as leave a rest that may stand alone; then the rest, and what it must join.
+    number = next(n for n in count() if length - n * usual < usual + bounds.slice_min_bytes)
+    rest = length - number * usual
+    if rest <= max(usual, bounds.slice_max_bytes):
+        return [usual] * number + ([rest] if rest else [])
+    half = rest // 2 // CUT_BYTES * CUT_BYTES
+    return [usual] * number + [half, rest - half]
+
+
+def deal_greedily(
+    sizes: Sequence[int], cost: Sequence[int], busy: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Which path each slice goes to, and when each path is free in the end (ps, before saturation)."""
+    free = list(busy)
+    chosen = []
+    for size in sizes:
+        ends = [at + -(-size // 1024) * price for at, price in zip(free, cost, strict=True)]
+        best = ends.index(min(ends))
+        free[best] = ends[best]
+        chosen.append(best)
+    return chosen, free
+
+
+def deal_in_turn(slice_count: int, path_count: int, first: int) -> list[int]:
+    """Which path each slice goes to when they are dealt in turn."""
+    return list(islice(cycle(range(path_count)), first, first + slice_count))
+
+
+def rows(
+    transfers: Sequence[tuple[int, int, int]], path_count: int, bounds: Cutting
+) -> Iterator[tuple[int, int, int, int]]:
+    """(transfer, local, offset, length) of every slice of transfers given as (local, offset, length)."""
+    for index, (local, offset, length) in enumerate(transfers):
+        done = 0
+        for size in cut_lengths(length, path_count, bounds):
+            yield index, local + done, offset + done, size
+            done += size
