@@ -33,13 +33,7 @@ test: build $(STAMPS)/test-system  ## the test suite (choose with TESTS=, PYTEST
 build: $(STAMPS)/native-$(NATIVE_MODE)  ## virtual environment, package, native modules
 
 check: build  ## style, types, stubs of the native modules, house rules
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p moonpool
-	$(BIN)/mypy .ci/*.py tests/lab/*.py
-	PATH="$(abspath $(BIN)):$$PATH" cython-lint src/moonpool/native
-	$(BIN)/python .ci/check_stubs.py
-	$(BIN)/pytest -q tests/house tests/typing
+	bash .ci/check $(BIN)
 
 format: build  ## rewrite the Python sources in the house style
 	$(BIN)/ruff check --fix .
