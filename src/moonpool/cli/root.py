@@ -14,6 +14,7 @@ from moonpool.cli.options import ExitCode
 from moonpool.errors import MoonpoolError, UsageError
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "demo": "moonpool.cli.demo",
     "doctor": "moonpool.cli.doctor",
     "topology": "moonpool.cli.topology",
     "version": "moonpool.cli.version",

@@ -98,7 +98,7 @@ def try_with_child() -> Trial:
     command = [sys.executable, "-I", "-S", "-c", CHILD, *arguments]
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         )
     except OSError as exc:
         return Trial(problem=f"no child process: {exc.strerror}")
@@ -111,7 +111,7 @@ def try_with_child() -> Trial:
             child.kill()
 
 
-def _talk(child: subprocess.Popen[str]) -> Trial:
+def _talk(child: subprocess.Popen[bytes]) -> Trial:
     assert child.stdin is not None
     assert child.stdout is not None
     hello = _read_line(child.stdout).split()
@@ -123,8 +123,7 @@ def _talk(child: subprocess.Popen[str]) -> Trial:
     read = read or _mismatch(buffer.raw == PATTERN)
     reply = ctypes.create_string_buffer(REPLY, len(REPLY))
     written = _copy("process_vm_writev", child.pid, ctypes.addressof(reply), address)
-    child.stdin.write("\n")
-    child.stdin.flush()
+    child.stdin.write(b"\n")
     if not written:
         written = _mismatch(_read_line(child.stdout).strip() == REPLY.hex())
     upward = (
@@ -157,8 +156,8 @@ def _copy(call: str, pid: int, here: int, there: int) -> int:
     return 0 if copied == len(PATTERN) else errno.EIO
 
 
-def _read_line(stream: IO[str]) -> str:
+def _read_line(stream: IO[bytes]) -> str:
     """One line, or "" when none came in time."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        return stream.readline() if selector.select(CHILD_TIMEOUT_S) else ""
+        return stream.readline().decode("ascii", "replace") if selector.select(CHILD_TIMEOUT_S) else ""
