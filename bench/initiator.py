@@ -1,8 +1,9 @@
 """tebench's active side: threads that each move blocks between their share of the buffer and of a target's
 region.
 
-A thread times nothing but the call that moves the bytes. Filling and comparing patterns, and pacing, happen
-between the timed calls; they show in the bandwidth over wall time and in ``Avg Lat`` only.
+A thread times nothing but the call that moves the bytes (and notifies, if asked to). Filling and comparing
+patterns, and pacing, happen between the timed calls; they show in the bandwidth over wall time and in ``Avg
+Lat`` only.
 """
 
 from __future__ import annotations
@@ -65,30 +66,52 @@ class Stream:
         self._words = np.frombuffer(local.view[window.local_offset : end], dtype=np.uint8)
         self._positions = window.size_bytes // point.operation_bytes
         self._generations = [0] * self._positions
-        self._inside = np.arange(point.batch, dtype=np.uint64) * np.uint64(point.block_bytes)
         self.checked_bytes = 0
         self.latencies = LatencyRecorder()
 
     def prepare(self, remote: RemoteWindow) -> None:
         """Gives every position the bytes that reads will look for; once, before a checked read or mix."""
-        self._remote = remote
+        self._moves = {op: self._mover(op, remote) for op in Op}
         if self._options.check_consistency and self._options.op_type in ("read", "mix"):
             for position in range(self._positions):
                 self._block(position)[:] = self._expected(position)
-                self._move(Op.WRITE, position)
+                self._moves[Op.WRITE](position)
 
     def run(self, until_s: float, record: bool, should_stop: Callable[[], bool]) -> None:
         """Works until the clock reads ``until_s``; a seeding run goes on until every position is written."""
+        recorder = self.latencies if record else LatencyRecorder()
+        self.checked_bytes = 0
+        if self._options.verifies or self._options.request_interval_us or self._options.op_type == "mix":
+            self._run_checked(until_s, recorder, should_stop)
+        else:
+            self._run_plain(until_s, recorder, should_stop)
+
+    def _run_plain(self, until_s: float, recorder: LatencyRecorder, should_stop: Callable[[], bool]) -> None:
+        """The loop with nothing but the transfers in it: its own cost shows with small blocks."""
+        move, record, clock = self._moves[self._op(0)], recorder.record, time.perf_counter_ns
+        position, positions, until_ns = 0, self._positions, int(until_s * 1e9)
+        began = clock()
+        while began < until_ns:
+            if should_stop():
+                raise Stopped
+            move(position)
+            record(clock() - began)
+            position += 1
+            if position == positions:
+                position = 0
+            began = clock()
+
+    def _run_checked(
+        self, until_s: float, recorder: LatencyRecorder, should_stop: Callable[[], bool]
+    ) -> None:
         interval_s = self._options.request_interval_us / 1e6
-        least = self._positions if record and self._options.op_type == "write_seed" else 1
+        least = self._positions if self._options.op_type == "write_seed" else 1
         clock = time.perf_counter
         done, due_s = 0, clock()
         while done < least or clock() < until_s:
             if should_stop():
                 raise Stopped
-            latency_ns = self._one(done)
-            if record:
-                self.latencies.record(latency_ns)
+            recorder.record(self._one(done))
             done += 1
             if interval_s:
                 due_s += interval_s
@@ -101,7 +124,10 @@ class Stream:
         verifies = self._options.verifies
         if verifies:
             self._before(op, position)
-        latency_ns = self._move(op, position)
+        move = self._moves[op]
+        began = time.perf_counter_ns()
+        move(position)
+        latency_ns = time.perf_counter_ns() - began
         if verifies:
             self._after(op, position)
         return latency_ns
@@ -126,40 +152,41 @@ class Stream:
             if not self._options.check_consistency:
                 return
             self._block(position)[:] = ~self._expected(position)
-            self._move(Op.READ, position)
+            self._moves[Op.READ](position)
         wrong = first_difference(self._block(position), self._expected(position))
         if wrong is not None:
             offset = self._remote_offset(position) + wrong
             raise DataMismatch(f"byte {offset} of the target's region is wrong after {op.name}")
         self.checked_bytes += self._point.operation_bytes
 
-    def _move(self, op: Op, position: int) -> int:
-        """The transfer itself; returns its ns."""
-        start = position * self._point.operation_bytes
-        offset = self._window.remote_offset + start
-        engine, remote, timeout_s = self._engine, self._remote, self._options.timeout_s
-        began = time.perf_counter_ns()
-        if self._point.batch == 1:
-            single = engine.read if op is Op.READ else engine.write
-            single(
-                remote.segment,
-                remote.region_handle,
-                offset,
-                self._address + start,
-                self._point.block_bytes,
-                timeout_s=timeout_s,
-            )
-        else:
-            local = self._inside + np.uint64(self._address + start)
-            offsets = self._inside + np.uint64(offset)
-            length = self._point.block_bytes
-            engine.transfer(
-                op, remote.segment, local, remote.region_handle, offsets, length, timeout_s=timeout_s
-            )
-        ended = time.perf_counter_ns()
-        if self._options.notifi:
-            engine.notify(remote.segment, NOTIFICATION)
-        return ended - began
+    def _mover(self, op: Op, remote: RemoteWindow) -> Callable[[int], None]:
+        """The transfer of a position; all that does not depend on it is laid out before the clock starts."""
+        point, options, engine = self._point, self._options, self._engine
+        block_bytes, batch, step = point.block_bytes, point.batch, point.operation_bytes
+        segment, region, first = remote.segment, remote.region_handle, self._window.remote_offset
+        address, timeout_s = self._address, options.timeout_s
+        single = engine.read if op is Op.READ else engine.write
+        starts = np.arange(self._positions * batch if batch > 1 else 0, dtype=np.uint64)
+        starts *= np.uint64(block_bytes)
+        local, offsets = starts + np.uint64(address), starts + np.uint64(first)
+
+        def move_one(position: int) -> None:
+            start = position * step
+            single(segment, region, first + start, address + start, block_bytes, timeout_s=timeout_s)
+
+        def move_batch(position: int) -> None:
+            mine = slice(position * batch, (position + 1) * batch)
+            engine.transfer(op, segment, local[mine], region, offsets[mine], block_bytes, timeout_s=timeout_s)
+
+        move = move_one if batch == 1 else move_batch
+        if not options.notifi:
+            return move
+
+        def move_and_notify(position: int) -> None:
+            move(position)
+            engine.notify(segment, NOTIFICATION, timeout_s=timeout_s)
+
+        return move_and_notify
 
     def _remote_offset(self, position: int) -> int:
         return self._window.remote_offset + position * self._point.operation_bytes
@@ -238,8 +265,11 @@ def engine_config(options: Options, metadata: str) -> EngineConfig:
 
 def open_target(engine: Engine, name: str, options: Options) -> RemoteWindow:
     """Opens a segment and picks its largest region; raises ``NoSuchSegment`` when it offers none."""
-    where = engine.endpoint if name == OWN_SEGMENT else name
-    segment = engine.open(where, timeout_s=options.timeout_s)
+    if name == OWN_SEGMENT:
+        own = engine.allocate(options.total_buffer_size)  # not the buffer that the transfers start from
+        segment = engine.open(engine.endpoint, timeout_s=options.timeout_s)
+        return RemoteWindow(segment, own.handle, own.size_bytes)
+    segment = engine.open(name, timeout_s=options.timeout_s)
     if not segment.regions:
         raise NoSuchSegment(
             f"the target {name} offers no region; start one with `tebench` there", segment=name

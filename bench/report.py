@@ -21,6 +21,7 @@ COLUMNS: Final = (
     ("P999 Tx (us)", 14),
     ("P50 Tx (us)", 14),
     ("CPU s/GB", 14),
+    ("Threads", 8),
 )
 
 
@@ -85,6 +86,7 @@ def row(result: PointResult) -> str:
         f"{result.percentile_us(0.999):.1f}",
         f"{result.percentile_us(0.5):.1f}",
         f"{result.cpu_s_per_gigabyte:.4f}",
+        str(result.point.threads),
     )
     return "".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)).rstrip()
 

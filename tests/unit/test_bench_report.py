@@ -56,6 +56,7 @@ def test_a_row_has_the_documented_formulas_and_decimals() -> None:
     assert cells[5] == "2.0"
     assert result.percentile_us(1.0) == pytest.approx(4.0)
     assert cells[9] == "31250.0000"  # 0.25 s / 8 KB
+    assert cells[10] == "2"
 
 
 def test_json_has_the_same_figures() -> None:
