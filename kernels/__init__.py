@@ -14,13 +14,22 @@ if TYPE_CHECKING:
         SliceBounds,
         Slices,
         Transfers,
-        cut,
-        cut_equal,
         expected_paths,
+        stripe_by_rate,
+        stripe_evenly,
     )
     from moonpool.kernels.warmup import warmup
 
-__all__ = ["Paths", "SliceBounds", "Slices", "Transfers", "cut", "cut_equal", "expected_paths", "warmup"]
+__all__ = [
+    "Paths",
+    "SliceBounds",
+    "Slices",
+    "Transfers",
+    "expected_paths",
+    "stripe_by_rate",
+    "stripe_evenly",
+    "warmup",
+]
 
 # Where each public name lives, beside striping.
 _HOMES: Final = {"warmup": "moonpool.kernels.warmup"}

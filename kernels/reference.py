@@ -6,7 +6,7 @@ They take lists of Python integers (which cannot overflow) and return lists of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count, cycle, islice
+from itertools import count
 from typing import NamedTuple
 
 CUT_BYTES = 4_096
@@ -51,11 +51,6 @@ def deal_greedily(
     return chosen, free
 
 
-def deal_in_turn(slice_count: int, path_count: int, first: int) -> list[int]:
-    """Which path each slice goes to when they are dealt in turn."""
-    return list(islice(cycle(range(path_count)), first, first + slice_count))
-
-
 def rows(
     transfers: Sequence[tuple[int, int, int]], path_count: int, bounds: Cutting
 ) -> Iterator[tuple[int, int, int, int]]:
@@ -65,3 +60,33 @@ def rows(
         for size in cut_lengths(length, path_count, bounds):
             yield index, local + done, offset + done, size
             done += size
+
+
+def split_evenly(lengths: Sequence[int], paths: int, slice_min: int) -> list[tuple[int, int, int, int]]:
+    """(transfer, begin, end, path) of every slice when bytes are shared evenly over equal paths."""
+    total = sum(lengths)
+    used = max(1, min(paths, total // slice_min))
+    found, start = [], 0
+    for index, length in enumerate(lengths):
+        # Where the shares of paths 0, 1, ... end in this transfer, each moved to where a cut is allowed.
+        ends = [
+            allowed_cut((path + 1) * total // used - start, length, slice_min) for path in range(used - 1)
+        ]
+        begins = [0, *ends]
+        found += [
+            (index, begin, end, path)
+            for path, (begin, end) in enumerate(zip(begins, [*ends, length], strict=True))
+            if begin < end
+        ]
+        start += length
+    return found
+
+
+def allowed_cut(at: int, length: int, slice_min: int) -> int:
+    """Where a transfer is cut instead of at `at`; 0 and `length` mean not at all."""
+    if length < 2 * slice_min:
+        return 0 if 2 * at < length else length
+    place = max(0, at) // CUT_BYTES * CUT_BYTES
+    if place < slice_min:
+        return 0
+    return place if place <= length - slice_min else length

@@ -1,12 +1,14 @@
 """Cuts transfers into slices and deals the slices over paths.
 
 Both kernels promise: the slices of a transfer cover it exactly, in order, without gaps or empty slices; a
-transfer of 0 bytes has none; no slice is larger than `slice_max_bytes`, nor smaller than `slice_min_bytes`
-unless its whole transfer is; cuts lie on multiples of 4096 bytes from the transfer's start, since the kernel
-copies to aligned pages more than twice as fast. Transfers below `stripe_min_bytes` stay whole.
+transfer of 0 bytes has none; no slice is smaller than the lower bound unless its whole transfer is; cuts lie
+on multiples of 4096 bytes from the transfer's start, since the system copies to aligned pages more than twice
+as fast.
 
-`cut` is greedy: each slice goes to the path where it is expected to end first, (busy + slice) x cost, all in
-whole picoseconds, so that every machine deals alike. `cut_equal` deals in turn, for paths of one speed.
+`stripe_evenly` is for paths of one speed (the lanes of one peer): it gives each path one run of about equal
+bytes, in the order of the transfers, which takes the fewest slices. `stripe_by_rate` is for all others: it
+is greedy, each slice goes to the path where it is expected to end first, (busy + slice) x cost, in whole
+picoseconds, so that every machine deals alike.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ I64: TypeAlias = NDArray[np.int64]
 CUT_BYTES: Final = 4_096
 #: Longest transfer, as on the wire.
 LENGTH_MAX: Final = 1 << 40
+#: Below this a slice costs more than the balance it brings.
+EVEN_SLICE_MIN_BYTES: Final = 65_536
 #: Slowest path that is told apart from a slower one (about 0.5 MB/s).
 COST_MAX: Final = 1 << 31
 #: Times saturate here: with COST_MAX and LENGTH_MAX no sum leaves 63 bits.
 BUSY_MAX_PS: Final = 1 << 62
+#: Most bytes of one call, however many transfers they are.
+TOTAL_MAX: Final = 1 << 62
 PATHS_MAX: Final = 0xFFFF
 SLICES_PER_PATH_MAX: Final = 1_024
 
@@ -68,6 +74,14 @@ class SliceBounds(NamedTuple):
     slices_max: int
 
 
+class EvenShares(NamedTuple):
+    """What `_split_evenly` divides: `total` bytes over `paths` paths."""
+
+    total: int
+    paths: int
+    slice_min_bytes: int
+
+
 class Slices(NamedTuple):
     """One row a slice, by transfer and then by address: transfer uint32, path uint16, the others uint64."""
 
@@ -91,47 +105,78 @@ def expected_paths(ids: U16, rate: U64, queued_bytes: U64, latency_ns: U64) -> P
     return Paths(ids, cost, np.minimum(busy, float(BUSY_MAX_PS)).astype(np.int64))
 
 
-def cut(transfers: Transfers, paths: Paths, bounds: SliceBounds) -> tuple[Slices, I64]:
+def stripe_evenly(
+    local: U64, offset: U64, length: U64, paths: int, slice_min_bytes: int = EVEN_SLICE_MIN_BYTES
+) -> Slices:
+    """Slices for `paths` equal paths: path 0 has the first bytes, the last path the last ones.
+
+    The arrays are uint64[n], as in `Transfers`. A path's bytes differ from an even share by less than twice
+    `slice_min_bytes`; paths get nothing when there is too little for all. At most n + paths - 1 slices.
+    Raises `ValueError` for arrays or numbers that do not fit. O(n + paths).
+    """
+    transfers = _inputs(Transfers(local, offset, length))
+    if not 1 <= paths <= PATHS_MAX:
+        raise ValueError(f"there must be 1 to {PATHS_MAX} paths, not {paths}")
+    if slice_min_bytes < CUT_BYTES or slice_min_bytes % CUT_BYTES or slice_min_bytes > LENGTH_MAX:
+        raise ValueError(f"slice_min_bytes must be a multiple of {CUT_BYTES} up to {LENGTH_MAX}")
+    total = _total_bytes(transfers.length)
+    if total < 0:
+        raise ValueError(f"a transfer is longer than {LENGTH_MAX} bytes, or all of them than {TOTAL_MAX}")
+    # Fewer paths when their shares would be smaller than a slice may be.
+    used = max(1, min(paths, total // slice_min_bytes))
+    slices = _empty_slices(len(length) + used - 1)
+    count = _split_evenly(transfers, EvenShares(total, used, slice_min_bytes), slices)
+    return Slices(
+        slices.transfer[:count],
+        slices.local[:count],
+        slices.offset[:count],
+        slices.length[:count],
+        slices.path[:count],
+    )
+
+
+def stripe_by_rate(transfers: Transfers, paths: Paths, bounds: SliceBounds) -> tuple[Slices, I64]:
     """Slices by least expected completion time, and when each path will then be free (int64[p], ps).
 
     Raises `ValueError` for arrays or bounds that do not fit together, and when `slices_max` is not enough.
     O(n + slices x paths); the arguments are left as they are.
     """
-    count = _checked_count(transfers, paths.id, bounds)
+    transfers = _inputs(transfers)
+    _check_arrays(len(paths.id), np.uint16, id=paths.id)
     _check_arrays(len(paths.id), np.int64, cost_ps_per_kib=paths.cost_ps_per_kib, busy_ps=paths.busy_ps)
+    count = _checked_count(transfers, len(paths.id), bounds)
     if paths.cost_ps_per_kib.min() < 1 or paths.cost_ps_per_kib.max() > COST_MAX:
         raise ValueError(f"a path's cost must be 1 to {COST_MAX} ps per KiB")
     if paths.busy_ps.min() < 0 or paths.busy_ps.max() > BUSY_MAX_PS:
         raise ValueError(f"a path's busy time must be 0 to {BUSY_MAX_PS} ps")
     slices, busy_ps = _empty_slices(count), paths.busy_ps.copy()
-    _deal_greedily(transfers, paths, bounds, slices, busy_ps)
+    known = Paths(_read_only(paths.id), _read_only(paths.cost_ps_per_kib), _read_only(paths.busy_ps))
+    _deal_greedily(transfers, known, bounds, slices, busy_ps)
     return slices, busy_ps
 
 
-def cut_equal(transfers: Transfers, ids: U16, bounds: SliceBounds, first: int = 0) -> tuple[Slices, int]:
-    """Slices dealt over equal paths in turn, beginning with `ids[first]`, and where the next call begins.
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view that the kernels see as one type, whether or not the caller's array can be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
-    Raises `ValueError` as `cut` does. O(n + slices).
-    """
-    count = _checked_count(transfers, ids, bounds)
-    if not 0 <= first < len(ids):
-        raise ValueError(f"the first path must be one of {len(ids)}, not {first}")
-    slices = _empty_slices(count)
-    return slices, _deal_in_turn(transfers, ids, bounds, slices, first)
+
+def _inputs(transfers: Transfers) -> Transfers:
+    _check_arrays(len(transfers.length), np.uint64, **transfers._asdict())
+    return Transfers(*map(_read_only, transfers))
 
 
 def _check_arrays(count: int, dtype: type[np.generic], **arrays: NDArray[Any]) -> None:
-    # Another type or layout would not fail: numba would compile the kernel again for it, for a second.
+    # Another type or layout would not fail: numba would take a second to compile the kernel for it.
     for name, array in arrays.items():
         if array.shape != (count,) or array.dtype != dtype or not array.flags.c_contiguous:
             raise ValueError(f"{name} must be a contiguous {np.dtype(dtype).name}[{count}]")
 
 
-def _checked_count(transfers: Transfers, ids: U16, bounds: SliceBounds) -> int:
-    _check_arrays(len(transfers.length), np.uint64, **transfers._asdict())
-    _check_arrays(len(ids), np.uint16, id=ids)
-    if not 1 <= len(ids) <= PATHS_MAX:
-        raise ValueError(f"there must be 1 to {PATHS_MAX} paths, not {len(ids)}")
+def _checked_count(transfers: Transfers, path_count: int, bounds: SliceBounds) -> int:
+    if not 1 <= path_count <= PATHS_MAX:
+        raise ValueError(f"there must be 1 to {PATHS_MAX} paths, not {path_count}")
     stripe_min, slice_min, slice_max, per_path, slices_max = bounds
     if slice_min < CUT_BYTES or slice_min % CUT_BYTES or slice_max % CUT_BYTES or slice_max < 2 * slice_min:
         raise ValueError(f"slice bounds must be multiples of {CUT_BYTES}, the upper at least twice the lower")
@@ -139,7 +184,7 @@ def _checked_count(transfers: Transfers, ids: U16, bounds: SliceBounds) -> int:
         raise ValueError(
             f"stripe_min must not be above slice_max, and slices_per_path be 1 to {SLICES_PER_PATH_MAX}"
         )
-    count = _count_slices(transfers.length, len(ids), bounds)
+    count = _count_slices(transfers.length, path_count, bounds)
     if count < 0:
         raise ValueError(f"a transfer is longer than {LENGTH_MAX} bytes")
     if count > slices_max:
@@ -232,23 +277,59 @@ def _deal_greedily(
 
 
 @jit
-def _deal_in_turn(transfers: Transfers, ids: U16, bounds: SliceBounds, out: Slices, first: int) -> int:
-    """Fills `out`, which is large enough, and returns whose turn is next."""
+def _total_bytes(lengths: U64) -> int:
+    """Bytes of all transfers; -1 when one is too long or all of them are."""
+    total = 0
+    for index in range(len(lengths)):
+        if lengths[index] > np.uint64(LENGTH_MAX) or total > TOTAL_MAX:
+            return -1
+        total += int(np.int64(lengths[index]))
+    return total if total <= TOTAL_MAX else -1
+
+
+@jit
+def _border(path: int, shares: EvenShares) -> int:
+    """Where the share of a path ends, counted over all transfers."""
+    # In two parts, since paths x total may not fit 63 bits.
+    even = shares.total // shares.paths
+    return (path + 1) * even + (path + 1) * (shares.total % shares.paths) // shares.paths
+
+
+@jit
+def _snap(at: int, length: int, slice_min: int) -> int:
+    """Where a transfer is cut instead of at `at`, less than `slice_min` away; 0 and `length`: not at all."""
+    if at <= 0 or at >= length:
+        return min(max(at, 0), length)
+    if length < 2 * slice_min:
+        return 0 if 2 * at < length else length
+    place = at // CUT_BYTES * CUT_BYTES
+    if place < slice_min:
+        return 0
+    return place if length - place >= slice_min else length
+
+
+@jit
+def _split_evenly(transfers: Transfers, shares: EvenShares, out: Slices) -> int:
+    """Fills `out` and returns how many slices there are."""
     row = 0
-    turn = first
+    path = 0
+    begin = 0  # of the transfer, counted over all of them
     for index in range(len(transfers.length)):
-        left = int(np.int64(transfers.length[index]))
-        usual = _usual_bytes(left, len(ids), bounds)
+        length = int(np.int64(transfers.length[index]))
         done = 0
-        while left > 0:
-            size = _next_bytes(left, usual, bounds)
+        while done < length:
+            end = length
+            if path + 1 < shares.paths:
+                end = _snap(_border(path, shares) - begin, length, shares.slice_min_bytes)
+            if end <= done:
+                path += 1
+                continue
             out.transfer[row] = index
             out.local[row] = transfers.local[index] + np.uint64(done)
             out.offset[row] = transfers.offset[index] + np.uint64(done)
-            out.length[row] = size
-            out.path[row] = ids[turn]
-            turn = turn + 1 if turn + 1 < len(ids) else 0
-            done += size
-            left -= size
+            out.length[row] = end - done
+            out.path[row] = path
+            done = end
             row += 1
-    return turn
+        begin += length
+    return row

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from moonpool.kernels.striping import CUT_BYTES, SliceBounds, Transfers, cut, cut_equal, expected_paths
+from moonpool.kernels.striping import (
+    CUT_BYTES,
+    SliceBounds,
+    Transfers,
+    expected_paths,
+    stripe_by_rate,
+    stripe_evenly,
+)
 
 
 def warmup() -> None:
@@ -17,5 +24,5 @@ def warmup() -> None:
     bounds = SliceBounds(CUT_BYTES, CUT_BYTES, 2 * CUT_BYTES, 1, 16)
     ids = np.arange(2, dtype=np.uint16)
     ones = np.ones(2, np.uint64)
-    cut(transfers, expected_paths(ids, ones, ones, ones), bounds)
-    cut_equal(transfers, ids, bounds)
+    stripe_by_rate(transfers, expected_paths(ids, ones, ones, ones), bounds)
+    stripe_evenly(*transfers, paths=2, slice_min_bytes=CUT_BYTES)

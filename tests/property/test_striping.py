@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moonpool.kernels.reference import Cutting, cut_lengths, deal_greedily, deal_in_turn, rows
+from moonpool.kernels.reference import Cutting, cut_lengths, deal_greedily, rows, split_evenly
 from moonpool.kernels.striping import (
     BUSY_MAX_PS,
     COST_MAX,
@@ -15,8 +15,8 @@ from moonpool.kernels.striping import (
     SliceBounds,
     Slices,
     Transfers,
-    cut,
-    cut_equal,
+    stripe_by_rate,
+    stripe_evenly,
 )
 
 SLICES_MAX = 5_000
@@ -35,7 +35,7 @@ def bounds(draw: st.DrawFn) -> SliceBounds:
 
 
 @st.composite
-def transfer_rows(draw: st.DrawFn, limits: SliceBounds, path_count: int) -> Rows:
+def transfer_rows(draw: st.DrawFn, limits: SliceBounds) -> Rows:
     """Transfers as (local, offset, length), few enough slices to look at one by one."""
     found = draw(st.lists(st.tuples(ADDRESS, ADDRESS, LENGTH), max_size=8))
     kept, total = [], 0
@@ -56,57 +56,75 @@ def cutting(limits: SliceBounds) -> Cutting:
     return Cutting(*limits[:4])
 
 
-def check_cover(found: Rows, slices: Slices, limits: SliceBounds) -> None:
-    """Exact cover in order, and the bounds of every slice."""
+def check_cover(found: Rows, slices: Slices, slice_min_bytes: int) -> None:
+    """Exact cover in order; no slice too small, and every cut where it may be."""
     row = 0
     for index, (local, offset, length) in enumerate(found):
-        done, pieces = 0, 0
+        done = 0
         while done < length:
             size = int(slices.length[row])
             assert size > 0
-            assert size <= limits.slice_max_bytes
-            assert size >= limits.slice_min_bytes or size == length
+            assert size >= slice_min_bytes or size == length
             assert done % CUT_BYTES == 0
-            assert (slices.transfer[row], slices.local[row], slices.offset[row]) == (
-                index,
-                local + done,
-                offset + done,
-            )
+            place = (slices.transfer[row], slices.local[row], slices.offset[row])
+            assert place == (index, local + done, offset + done)
             done += size
-            pieces += 1
             row += 1
         assert done == length
-        assert pieces <= 1 or length >= limits.stripe_min_bytes
     assert row == len(slices.length)
 
 
-@given(st.data(), bounds(), st.integers(1, 9))
-def test_dealing_in_turn_is_what_the_reference_says(
-    data: st.DataObject, limits: SliceBounds, path_count: int
-) -> None:
-    found = data.draw(transfer_rows(limits, path_count))
-    first = data.draw(st.integers(0, path_count - 1))
-    ids = np.arange(path_count, dtype=np.uint16) + np.uint16(100)
-    slices, turn = cut_equal(as_transfers(found), ids, limits, first)
-    check_cover(found, slices, limits)
-    expected = list(rows(found, path_count, cutting(limits)))
-    assert list(zip(*(column.tolist() for column in slices[:4]), strict=True)) == expected
-    assert slices.path.tolist() == [100 + one for one in deal_in_turn(len(expected), path_count, first)]
-    assert turn == (first + len(expected)) % path_count
+def check_sizes(slices: Slices, limits: SliceBounds) -> None:
+    """No slice too large, and whole transfers below `stripe_min_bytes`."""
+    assert all(size <= limits.slice_max_bytes for size in slices.length.tolist())
+    cut = slices.transfer[1:][slices.transfer[1:] == slices.transfer[:-1]]
+    for index in set(cut.tolist()):
+        assert int(slices.length[slices.transfer == index].sum()) >= limits.stripe_min_bytes
+
+
+SMALL_LENGTH = st.one_of(st.integers(0, 300_000), st.integers(0, 1 << 24), st.just(0))
+EVEN_ROWS = st.lists(st.tuples(ADDRESS, ADDRESS, st.one_of(SMALL_LENGTH, st.just(1 << 40))), max_size=12)
+
+
+@given(EVEN_ROWS, st.integers(1, 9), st.integers(1, 40))
+def test_even_shares_are_what_the_reference_says(found: Rows, path_count: int, pages: int) -> None:
+    slice_min = pages * CUT_BYTES
+    slices = stripe_evenly(*as_transfers(found), path_count, slice_min)
+    check_cover(found, slices, slice_min)
+    expected = split_evenly([length for *_, length in found], path_count, slice_min)
+    assert list(zip(slices.transfer.tolist(), slices.path.tolist(), slices.length.tolist(), strict=True)) == [
+        (index, path, end - begin) for index, begin, end, path in expected
+    ]
+
+
+@given(EVEN_ROWS, st.integers(1, 9), st.integers(1, 40))
+def test_even_shares_are_even_and_few(found: Rows, path_count: int, pages: int) -> None:
+    slice_min = pages * CUT_BYTES
+    slices = stripe_evenly(*as_transfers(found), path_count, slice_min)
+    total = sum(length for *_, length in found)
+    used = max(1, min(path_count, total // slice_min))
+    loads = [0] * path_count
+    for path, size in zip(slices.path.tolist(), slices.length.tolist(), strict=True):
+        loads[path] += size
+    assert all(abs(load - total / used) < 2 * slice_min for load in loads[:used])
+    assert not any(loads[used:])
+    assert slices.path.tolist() == sorted(slices.path.tolist())
+    assert len(slices.length) <= sum(length > 0 for *_, length in found) + used - 1
 
 
 @given(st.data(), bounds(), st.integers(1, 9))
 def test_greedy_dealing_is_what_the_reference_says(
     data: st.DataObject, limits: SliceBounds, path_count: int
 ) -> None:
-    found = data.draw(transfer_rows(limits, path_count))
+    found = data.draw(transfer_rows(limits))
     per_path = st.tuples(st.integers(1, COST_MAX), st.integers(0, 1 << 50))
     speeds = data.draw(st.lists(per_path, min_size=path_count, max_size=path_count))
     cost, busy = (list(column) for column in zip(*speeds, strict=True))
     ids = np.arange(path_count, dtype=np.uint16)[::-1].copy()
     paths = Paths(ids, np.array(cost, np.int64), np.array(busy, np.int64))
-    slices, after = cut(as_transfers(found), paths, limits)
-    check_cover(found, slices, limits)
+    slices, after = stripe_by_rate(as_transfers(found), paths, limits)
+    check_cover(found, slices, limits.slice_min_bytes)
+    check_sizes(slices, limits)
     expected = list(rows(found, path_count, cutting(limits)))
     assert list(zip(*(column.tolist() for column in slices[:4]), strict=True)) == expected
     chosen, free = deal_greedily([size for *_, size in expected], cost, busy)
@@ -123,12 +141,12 @@ def test_no_path_idles_while_a_slower_end_waits_elsewhere(
     data: st.DataObject, limits: SliceBounds, path_count: int
 ) -> None:
     """When each slice was dealt, no other path would have ended it sooner; nor would a path that got none."""
-    found = data.draw(transfer_rows(limits, path_count))
+    found = data.draw(transfer_rows(limits))
     cost = data.draw(st.lists(st.integers(1, 10**7), min_size=path_count, max_size=path_count))
     paths = Paths(
         np.arange(path_count, dtype=np.uint16), np.array(cost, np.int64), np.zeros(path_count, np.int64)
     )
-    slices, after = cut(as_transfers(found), paths, limits)
+    slices, after = stripe_by_rate(as_transfers(found), paths, limits)
     free = [0] * path_count
     for size, path in zip(slices.length.tolist(), slices.path.tolist(), strict=True):
         kib = -(-size // 1024)
