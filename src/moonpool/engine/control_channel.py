@@ -39,7 +39,7 @@ from moonpool.errors import (
     ResourceError,
     UnsupportedOperation,
 )
-from moonpool.units import MIB
+from moonpool.units import KIB
 from moonpool.wire.control import ControlLimits, ControlMessage, ControlParser
 
 READ_BYTES: Final = 65_536
@@ -66,9 +66,13 @@ class OutboundBudget:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
 
-    def take(self, size_bytes: int) -> None:
-        """Takes bytes from the budget; a frame larger than all of it passes when nothing else is held."""
-        if self.held_bytes and self.held_bytes + size_bytes > self._limit_bytes:
+    def take(self, size_bytes: int, *, is_bulk: bool) -> None:
+        """Takes bytes from the budget; raises `QueueFull` when a bulk frame does not fit.
+
+        A frame larger than all of it passes when nothing else is held. What is not bulk always passes: a
+        revoke or an error must get through when others hoard replies.
+        """
+        if is_bulk and self.held_bytes and self.held_bytes + size_bytes > self._limit_bytes:
             message = "too many control replies wait for peers that do not read them; try again"
             raise QueueFull(message, limit=self._limit_bytes)
         self.held_bytes += size_bytes
@@ -87,7 +91,7 @@ class ChannelBounds:
     #: Of the frames that the peer sends.
     limits: ControlLimits = field(default_factory=ControlLimits)
     #: Queued outbound bytes above which this end stops reading.
-    pause_bytes: int = 1 * MIB
+    pause_bytes: int = 256 * KIB
     #: Frames queued at once.
     frames_max: int = 1_024
 
@@ -146,8 +150,8 @@ class ControlChannel:
         """Begins to read."""
         self._resume_reading()
 
-    def send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Queues one whole frame; `fds` are borrowed for the call and duplicated.
+    def send(self, frame: bytes, fds: Sequence[int] = (), *, is_bulk: bool = False) -> None:
+        """Queues one whole frame; `fds` are borrowed for the call and duplicated, bulk is for results.
 
         Raises `UnsupportedOperation` for descriptors over tcp, `LimitExceeded` for too many of them,
         `QueueFull` at a bound, `PeerGone` after a failure, and `ResourceError` when no descriptor is free.
@@ -161,7 +165,7 @@ class ControlChannel:
             raise LimitExceeded(f"a frame carries at most {FRAME_FDS_MAX} descriptors", limit=FRAME_FDS_MAX)
         if len(self._outbound) >= self._bounds.frames_max:
             raise QueueFull("the peer does not read its control messages", limit=self._bounds.frames_max)
-        self._budget.take(len(frame))
+        self._budget.take(len(frame), is_bulk=is_bulk)
         try:
             copies = _duplicate(fds)
         except BaseException:

@@ -284,7 +284,7 @@ class ControlConnection:
             return
         try:
             frame = encode_message(ReplyMessage(request.request_id, None, reply.result))
-            self._channel.send(frame, reply.fds)
+            self._channel.send(frame, reply.fds, is_bulk=True)
         except MoonpoolError as exc:
             self._answer_error(request, exc)
         else:
