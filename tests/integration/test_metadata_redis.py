@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from moonpool import Engine
 from moonpool.config import EngineConfig
 from moonpool.errors import (
     AccessDenied,
@@ -190,6 +191,30 @@ def test_a_killed_process_loses_its_name_at_once(open_redis: Opener, server: Pri
         child.kill()
         child.wait()
         assert metadata.register(record()).record.generation == 2
+
+
+def test_a_killed_engine_is_restarted_under_its_name_at_once(server: PrivateRedis) -> None:
+    config = EngineConfig(name="node-1", metadata=server.url, lease_ms=3_600_000)
+    code = (
+        "import sys; from moonpool import Engine, EngineConfig;"
+        "held = Engine(EngineConfig(name='node-1', metadata=sys.argv[1], lease_ms=3600000));"
+        "print(held.endpoint, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code, server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        endpoint = child.stdout.readline().strip()
+        with pytest.raises(NameInUse) as caught:
+            Engine(config)
+        assert caught.value.peer == endpoint
+        child.kill()
+        child.wait()
+    with Engine(config), Engine(EngineConfig(metadata=server.url)) as peer:
+        assert peer.open("node-1").name == "node-1"
 
 
 def test_an_expired_lease_frees_its_name_without_a_probe(open_redis: Opener, server: PrivateRedis) -> None:

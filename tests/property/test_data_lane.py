@@ -38,6 +38,8 @@ from moonpool.wire.transfer import (
 U64 = st.integers(0, (1 << 64) - 1)
 FINAL = st.sampled_from([status for status in Status if status is not Status.PENDING])
 KEY = bytes(range(16))
+# Hostile bytes are cheap to try: never fewer than this, more where the profile says so.
+FUZZ = settings(max_examples=max(300, settings.default.max_examples if settings.default else 0))
 
 
 @st.composite
@@ -305,7 +307,7 @@ def feed_all(parser: TargetParser | ReplyParser, pieces: list[bytes]) -> bool:
     return True
 
 
-@settings(max_examples=300)
+@FUZZ
 @given(st.lists(st.binary(max_size=120), max_size=8))
 def test_noise_gives_a_typed_error_or_nothing(pieces: list[bytes]) -> None:
     feed_all(TargetParser(), pieces)
@@ -314,7 +316,7 @@ def test_noise_gives_a_typed_error_or_nothing(pieces: list[bytes]) -> None:
     feed_all(replies, pieces)
 
 
-@settings(max_examples=300)
+@FUZZ
 @given(
     st.lists(groups(), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), min_size=1, max_size=4),
