@@ -495,6 +495,10 @@ cdef class TargetServer:
             pthread_mutex_lock(&self.raw.lock)
             while self.raw.n_connections and rc == 0:
                 rc = mp_cond_wait_until(&self.raw.changed, &self.raw.lock, deadline)
+            if self.raw.n_connections == 0 and self.raw.notice_fd >= 0:
+                # Here and not with the object, which a cycle of references may keep for long.
+                close(self.raw.notice_fd)
+                self.raw.notice_fd = -1
             pthread_mutex_unlock(&self.raw.lock)
         return self.raw.n_connections == 0
 
@@ -539,7 +543,7 @@ cdef class TargetServer:
             self.raw.n_notices -= 1
             out.append((notice.sender[:16], notice.id, (<const char*>(notice + 1))[:notice.size]))
             free(notice)
-        if self.raw.first == NULL:
+        if self.raw.first == NULL and self.raw.notice_fd >= 0:
             read(self.raw.notice_fd, &count, 8)
         pthread_mutex_unlock(&self.raw.lock)
         return out
