@@ -94,7 +94,9 @@ class Engine:
             handlers={"describe": self._describe, **self._offering.handlers()},
             on_lane=self._take_lane,
             session_handlers={"revoke": lambda session, params: self._openings.revoke(session, params)},
-            on_session_closed=lambda session, _reason: self._offering.grants.session_ended(session.session_id),
+            on_session_closed=lambda session, _reason: self._offering.grants.session_ended(
+                session.session_id
+            ),
             lanes_open=lambda: self._server.lanes,
         )
         self._control = ControlService(config, self.instance, hooks)
@@ -263,7 +265,9 @@ class Engine:
         try:
             status = found.native.transfer_one(op, local, region, offset, length, timeout_ns)
         except OverflowError as problem:
-            raise UsageError(f"addresses, offsets and lengths are unsigned 64-bit numbers: {problem}") from problem
+            raise UsageError(
+                f"addresses, offsets and lengths are unsigned 64-bit numbers: {problem}"
+            ) from problem
         if status:
             raise error_from_status(
                 status,
@@ -365,13 +369,16 @@ class Engine:
         if isinstance(local, BufferHold):
             length = local.size_bytes if length is None else length
             if length > local.size_bytes:
-                raise UsageError(f"length {length} is more than the buffer's {local.size_bytes} bytes", field="length")
+                raise UsageError(
+                    f"length {length} is more than the buffer's {local.size_bytes} bytes", field="length"
+                )
         if length is None:
             raise UsageError("length is required with an address", field="length")
         n = _batch_size((local, region, offset, length, path))
         if n > self.config.batch_transfers_max:
             raise UsageError(
-                f"a batch has at most {self.config.batch_transfers_max} transfers, this one {n}", field="local"
+                f"a batch has at most {self.config.batch_transfers_max} transfers, this one {n}",
+                field="local",
             )
         native = NativeBatch(int(op), n)
         try:
@@ -388,7 +395,9 @@ class Engine:
         batch = Batch(native, found)
         if path is None and not digest and notify is None:
             lanes = self._lane_count(found)
-            stripes = plan_stripes(native, found, (lanes, self.config.stripe_min_bytes)) if lanes > 1 else None
+            stripes = (
+                plan_stripes(native, found, (lanes, self.config.stripe_min_bytes)) if lanes > 1 else None
+            )
             if stripes is not None:
                 return StripedBatch(batch, stripes)
         return batch
@@ -485,7 +494,9 @@ class Engine:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise UsageError("an engine cannot be pickled: it owns sockets and threads; make one in the other process")
+        raise UsageError(
+            "an engine cannot be pickled: it owns sockets and threads; make one in the other process"
+        )
 
     def _check(self) -> None:
         if self._pid != os.getpid():
@@ -528,7 +539,11 @@ def _is_vector(value: Any) -> bool:
 
 def _batch_size(values: Sequence[Any]) -> int:
     """The common length of the vectors among the arguments; 1 when all are scalars."""
-    sizes = {len(value) for value in values if value is not None and not isinstance(value, int) and hasattr(value, "__len__")}
+    sizes = {
+        len(value)
+        for value in values
+        if value is not None and not isinstance(value, int) and hasattr(value, "__len__")
+    }
     if len(sizes) > 1:
         raise UsageError(f"the arrays of a batch have different lengths: {sorted(sizes)}")
     return sizes.pop() if sizes else 1

@@ -96,7 +96,12 @@ class Offering:
 
     def handlers(self) -> dict[str, Handler]:
         """The control methods that concern regions, apart from `describe`."""
-        return {"map": self._map, "grant_vm": self._grant_vm, "release": self._release, "probe": lambda _s, _p: {}}
+        return {
+            "map": self._map,
+            "grant_vm": self._grant_vm,
+            "release": self._release,
+            "probe": lambda _s, _p: {},
+        }
 
     def describe(self) -> list[dict[str, Any]]:
         """The published regions: those that peers may use at all."""
@@ -164,7 +169,9 @@ class Offering:
     def _map(self, session: SessionInfo, params: Mapping[str, Any]) -> Reply:
         region, access = self._asked_region(session, params)
         if region.memory is None:
-            raise UnsupportedOperation("the region is not engine memory and cannot be mapped", region=region.handle)
+            raise UnsupportedOperation(
+                "the region is not engine memory and cannot be mapped", region=region.handle
+            )
         writable = bool(access & Access.WRITE)
         self.grants.note(region.handle, session, process_vm=False)
         fd = region.memory.fd if writable else self._read_only_fd(region, region.memory)

@@ -208,6 +208,8 @@ class Openings:
         else:
             _name, regions = peer.describe()
         for region in segment.adopt(regions):
-            reached = [transport.name for transport in self._transports if transport.reach(peer, segment, region)]
+            reached = [
+                transport.name for transport in self._transports if transport.reach(peer, segment, region)
+            ]
             if not reached and not peer.is_self:
                 segment.note_unreachable(region.handle, "all", AccessDenied("no transport reaches it"))

@@ -49,7 +49,11 @@ class Peer:
     """
 
     def __init__(
-        self, endpoint: str, instance: InstanceId, session: ControlSession | None, own: tuple[EngineConfig, InstanceId]
+        self,
+        endpoint: str,
+        instance: InstanceId,
+        session: ControlSession | None,
+        own: tuple[EngineConfig, InstanceId],
     ) -> None:
         self.endpoint = endpoint
         self.instance = instance

@@ -91,9 +91,17 @@ class RemoteRegion:
                 attributes=MappingProxyType(attributes),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-            raise ProtocolError(f"the peer described a region in a way we cannot read ({problem})") from problem
-        sizes_fit = 0 < region.size_bytes < 1 << 63 and 0 <= region.address < 1 << 64 and 0 < region.handle < 1 << 64
-        if not sizes_fit or region.handle >> 32 == 0 or {len(region.read_key), len(region.write_key)} != {KEY_BYTES}:
+            raise ProtocolError(
+                f"the peer described a region in a way we cannot read ({problem})"
+            ) from problem
+        sizes_fit = (
+            0 < region.size_bytes < 1 << 63 and 0 <= region.address < 1 << 64 and 0 < region.handle < 1 << 64
+        )
+        if (
+            not sizes_fit
+            or region.handle >> 32 == 0
+            or {len(region.read_key), len(region.write_key)} != {KEY_BYTES}
+        ):
             raise ProtocolError("the peer described a region with impossible numbers")
         if sum(len(k) + len(v) for k, v in attributes.items()) > ATTRIBUTE_BYTES_MAX:
             raise ProtocolError(f"the peer's region has more than {ATTRIBUTE_BYTES_MAX} bytes of attributes")

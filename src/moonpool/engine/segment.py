@@ -97,4 +97,6 @@ class Segment:
 
     def __repr__(self) -> str:
         ways = "+".join(dict.fromkeys(path.transport for path in self.paths))
-        return f"<Segment {self.name} of {self.endpoint} by {ways or 'nothing'}, {len(self._regions)} regions>"
+        return (
+            f"<Segment {self.name} of {self.endpoint} by {ways or 'nothing'}, {len(self._regions)} regions>"
+        )

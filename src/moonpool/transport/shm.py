@@ -42,7 +42,9 @@ class ShmTransport:
         if peer.vm is None and peer.session.peer_pid is not None and peer.session.pidfd is not None:
             peer.vm = VmSession(peer.session.peer_pid, peer.session.pidfd)
         if peer.vm is not None:
-            paths.append(PathInfo(add_vm_path(segment.native, peer.vm), self.name, "process_vm", peer.endpoint))
+            paths.append(
+                PathInfo(add_vm_path(segment.native, peer.vm), self.name, "process_vm", peer.endpoint)
+            )
         return paths
 
     def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
