@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from moonpool.clock import Deadline, SystemClock
 from moonpool.config import EngineConfig
 from moonpool.engine import dialing, peer_credentials
 from moonpool.engine.control import ControlService, LaneInfo, ServiceHooks
@@ -32,7 +33,6 @@ from moonpool.errors import (
     StaleHandle,
     Status,
     TransferTimeout,
-    UsageError,
 )
 from moonpool.ids import ANY_INSTANCE, InstanceId, new_instance_id
 from moonpool.wire.hello import ClientHello, ConnectionKind, ServerHello
@@ -199,12 +199,6 @@ def test_nothing_listens(make: Make, kind: str, use: str) -> None:
     with pytest.raises(PeerRefused) as caught:
         knock(make, address, use)
     assert caught.value.peer == address
-
-
-@pytest.mark.parametrize("address", ["", "host", ":80", "host:0", "host:x", "::1:80", "@", "@" + "x" * 120])
-def test_texts_that_are_no_address(address: str) -> None:
-    with pytest.raises(UsageError):
-        connect_lane(address, EngineConfig(), ME, None, WAIT_S)
 
 
 def full_listener(family: socket.AddressFamily, name: str) -> tuple[socket.socket, list[socket.socket]]:
@@ -515,6 +509,54 @@ def test_an_abstract_name_taken_by_another_user_is_not_trusted(monkeypatch: pyte
             monkeypatch.setattr(peer_credentials.os, "geteuid", lambda: NOBODY_UID)
         with pytest.raises(AccessDenied, match="which is not ours"):
             connect_lane(name, EngineConfig(), ME, None, WAIT_S)
+
+
+@pytest.mark.parametrize("told_pid", [None, 1])
+def test_a_pid_counts_only_when_kernel_and_peer_agree(told_pid: int | None) -> None:
+    # They differ after a fork of the listener, and across pid namespaces.
+    name = f"@moonpool/{new_instance_id().hex()}"
+    pid = os.getpid() if told_pid is None else told_pid
+    hello = ServerHello(Status.COMPLETE, False, new_instance_id(), bytes(16), pid)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("\0" + name[1:])
+        listener.listen()
+
+        def answer() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(64, socket.MSG_WAITALL)
+                sock.sendall(hello.encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        request = dialing.DialRequest(ConnectionKind.CONTROL, ME)
+        deadline = Deadline.after_s(SystemClock().now_ns(), WAIT_S)
+        greeted = dialing.dial(name, request, EngineConfig(), deadline)
+        thread.join(WAIT_S)
+        assert greeted.peer_uid == os.geteuid()
+        assert greeted.peer_pid == (os.getpid() if told_pid is None else None)
+        assert (greeted.pidfd is not None) == (told_pid is None)
+        greeted.close()
+        greeted.close()
+
+
+def test_a_hook_that_fails_costs_only_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+    rooms = iter([ZeroDivisionError(), 0])
+
+    def lanes_open() -> int:
+        outcome = next(rooms, 0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    hooks = ServiceHooks(handlers={}, on_lane=lambda fd, info: os.close(fd), lanes_open=lanes_open)
+    with ControlService(EngineConfig(), new_instance_id(), hooks) as owner:
+        owner.start()
+        with pytest.raises(HandshakeFailed):
+            connect_lane(owner.endpoint, EngineConfig(), ME, None, WAIT_S)
+        os.close(connect_lane(owner.endpoint, EngineConfig(), ME, None, WAIT_S))
+        assert owner.counters["handler_bugs"] == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_socket_connected_to_itself_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:

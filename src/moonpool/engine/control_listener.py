@@ -14,6 +14,7 @@ The server's last bytes are sent in one piece without waiting: the socket is fre
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from moonpool.engine.control_channel import close_fds
 from moonpool.engine.control_counters import ControlCounters
 from moonpool.engine.peer_address import unix_name_of
 from moonpool.engine.peer_credentials import PeerCredentials, is_trusted_uid, read_peer_credentials
-from moonpool.engine.stream_options import stays_on_host, tune_stream_socket
+from moonpool.engine.stream_options import stays_on_host, tune_listener, tune_stream_socket
 from moonpool.errors import (
     HandshakeFailed,
     MoonpoolError,
@@ -38,6 +39,8 @@ from moonpool.errors import (
 from moonpool.ids import InstanceId
 from moonpool.metadata.endpoint import format_endpoint
 from moonpool.wire.hello import NONCE_BYTES, ConnectionKind, ServerHandshake, ServerIdentity
+
+logger: Final = logging.getLogger("moonpool.control")
 
 ACCEPT_RETRY_FIRST_S: Final = 0.01
 ACCEPT_RETRY_LAST_S: Final = 0.5
@@ -207,6 +210,10 @@ class ControlListener:
             self._drop(sock, "handshakes_timed_out")
         except OSError:
             self._drop(sock, "handshakes_cut_off")
+        except Exception:
+            # A hook of the engine's failed; the listener must outlive it.
+            self._drop(sock, "handler_bugs")
+            logger.exception("a hello could not be served")
         except BaseException:
             sock.close()
             raise
@@ -335,6 +342,7 @@ def _begin_listening(
     sock: socket.socket, address: str | tuple[object, ...], config: EngineConfig
 ) -> socket.socket:
     sock.bind(address)
+    tune_listener(sock, config)
     sock.listen(config.connections_max)
     sock.setblocking(False)
     return sock

@@ -6,9 +6,9 @@ A frame is `length u32` (little endian, the bytes that follow) and one MessagePa
     [1, id, error, result]    reply       error is nil or [code, name, message]; code is a `Status`
     [2, method, params]       push        no answer is expected
 
-MessagePack is untrusted input: one byte of it can become a hundred bytes of Python objects. `ControlLimits`
-bounds the frame, the number of lists and maps in it and their depth, and no extension type is allowed, so a
-frame of n bytes never costs more than a small multiple of n plus `containers_max` empty containers.
+MessagePack is untrusted input: one byte of it can become a list of 56 bytes or a map of 64. `ControlLimits`
+bounds the frame, the number of lists and maps in it and their depth, and no extension type is allowed. What
+is left are scalars, short texts above all, at some twenty bytes for each byte of the frame.
 
 Sources: docs/architecture.md, "Wire"; the MessagePack specification.
 """
