@@ -101,6 +101,7 @@ def record(plan: Plan, measurements: Measurements, lines: Sequence[Line]) -> dic
         "peers": {package.name: package.requirements[0] for package in PACKAGES},
         "rounds": plan.rounds,
         "job_s": plan.job_s,
+        "load_before": round(measurements.load_before, 2),
         "elapsed_s": round(measurements.elapsed_s, 1),
         "failures": measurements.failures,
         "cells": cells,
@@ -123,7 +124,7 @@ def caption(run: dict[str, Any], contenders: Sequence[Contender]) -> str:
     return (
         f"Measured {run['time'][:10]}, commit {run['commit'] or 'unknown'}, {run['rounds']} rounds, "
         f"{where['processors']} CPUs ({where['processor']}), Linux {where['kernel']}, "
-        f"system default {where['congestion_control']}.{missing}"
+        f"system default {where['congestion_control']}, load {run['load_before']:.1f} before.{missing}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ class Measurements:
 
     reports: dict[tuple[Cell, str], dict[int, JobReport]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # contender, or "contender, cell" -> sentence
+    load_before: float = 0.0  # of the machine, one minute's average, before the first process started
     elapsed_s: float = 0.0
 
     def add(self, cell: Cell, contender: str, round_number: int, report: JobReport) -> None:
@@ -100,6 +102,7 @@ class PairedRun:
         contender that cannot start, fails its check or dies is left out with the reason; the others go on.
         """
         started = time.monotonic()
+        self._measurements.load_before = os.getloadavg()[0]
         with ExitStack() as stack:
             for contender in self._contenders:
                 self._start(contender, stack)

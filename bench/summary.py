@@ -141,9 +141,10 @@ def to_markdown(table: Table) -> str:
 
 def print_table(console: Console, table: Table) -> None:
     """The table for a terminal."""
-    shown = RichTable(title=table.title, title_justify="left")
+    shown = RichTable()
     for number, name in enumerate(table.header):
         shown.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     for row in table.rows:
         shown.add_row(*row)
+    console.print(f"\n{table.title}", soft_wrap=True, highlight=False)
     console.print(shown)

@@ -123,8 +123,8 @@ class Worker:
     def check(self, block_bytes: int, count: int, variant: str) -> int:
         """Moves patterns both ways and compares every byte; returns how many. Raises when one differs."""
         length = block_bytes * count
-        fresh = pattern(self._memory.nbytes, TARGET_SEED)[:length]
-        written = pattern(self._memory.nbytes, WRITE_SEED)[:length]
+        fresh = pattern(length, TARGET_SEED)  # the beginning of the target's
+        written = pattern(length, WRITE_SEED)
         for expected, source in ((fresh, "the target's own bytes"), (written, "the bytes written before")):
             if expected is written:
                 self._memory[:length] = written
