@@ -22,7 +22,7 @@ from moonpool.engine.peer_credentials import (
     open_peer_pidfd,
     read_peer_credentials,
 )
-from moonpool.engine.stream_options import tune_stream_socket
+from moonpool.engine.stream_options import tune_before_connect, tune_stream_socket
 from moonpool.errors import (
     AccessDenied,
     HandshakeFailed,
@@ -109,6 +109,7 @@ def _connect(peer: PeerAddress, config: EngineConfig, deadline: Deadline) -> soc
             _connect_unix(sock, peer, limit)
         else:
             sock.settimeout(_left_s(limit))
+            tune_before_connect(sock, peer.address, config)
             sock.connect(peer.address)
             if sock.getsockname() == sock.getpeername():
                 # A free port of this host, picked as our own source port: TCP connected the socket to itself.

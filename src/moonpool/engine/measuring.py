@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def engine_metrics(
     segments: Iterable[Segment], server: TargetServer, control: ControlService, workers: WorkerPool
 ) -> dict[str, Any]:
-    """Paths (per transport, peer, path and operation), counters and gauges; totals since each segment was opened."""
+    """Paths (by transport, peer, path and operation), counters, gauges; totals since a segment was opened."""
     served = server.counters()
     gauges = {name: served.pop(name) for name in ("lanes_open", "notices_waiting")}
     open_segments = list(segments)
@@ -39,7 +39,6 @@ def engine_metrics(
 def _paths_of(segment: Segment) -> Iterable[dict[str, Any]]:
     for info in segment.paths:
         stats = segment.native.path_stats(info.id)
-        errors = {Status(status).name: count for status, count in stats["errors"].items()}
         for op in ("READ", "WRITE"):
             one = stats[op]
             yield {
@@ -50,7 +49,7 @@ def _paths_of(segment: Segment) -> Iterable[dict[str, Any]]:
                 "batches": one["batches"],
                 "transfers": one["transfers"],
                 "bytes": one["bytes"],
-                "errors": errors if op == "READ" else {},
+                "errors": {Status(status).name: count for status, count in one["errors"].items()},
                 "latency_us_buckets": [(upper / 1e3, count) for upper, count in one["latency_ns_buckets"]],
                 "latency_sum_us": one["latency_sum_ns"] / 1e3,
             }

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 from moonpool.config import EngineConfig
 from moonpool.engine.lane_connect import connect_lane
 from moonpool.engine.region import RemoteRegion
-from moonpool.errors import MoonpoolError, PeerGone, ProtocolError, Status, TransportUnavailable
+from moonpool.errors import (
+    HandshakeFailed,
+    MoonpoolError,
+    PeerGone,
+    PeerRefused,
+    ProtocolError,
+    StaleHandle,
+    Status,
+    TransportUnavailable,
+)
 from moonpool.ids import InstanceId
 from moonpool.native.io.lanes import LanePool
 from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_US
@@ -44,8 +53,8 @@ def io_way(config: EngineConfig) -> int:
 class Peer:
     """A remote engine (or this one). Owns the control session and the lane pool.
 
-    It is dead once its session has ended, for whatever reason: then every segment of it fails with PEER_GONE, and a new
-    `Engine.open` makes a new peer.
+    It is dead once its session has ended, for whatever reason: then every segment of it fails with PEER_GONE,
+    and a new `Engine.open` makes a new peer.
     """
 
     def __init__(
@@ -131,7 +140,7 @@ class Peer:
             return not self.segments
 
     def request(self, method: str, params: Mapping[str, Any]) -> Result:
-        """Ask the peer on the control session, bounded by connect_timeout_ms and handshake_timeout_ms together."""
+        """Ask the peer on its session, within connect_timeout_ms and handshake_timeout_ms together."""
         bound_ms = self._config.connect_timeout_ms + self._config.handshake_timeout_ms
         return self.session.request(method, params, bound_ms / MS_PER_S)
 
@@ -149,7 +158,8 @@ class Peer:
         if self._session is None:
             return
         if self.vm is not None and self.alive:
-            # So that the owner need not wonder whether process_vm could still come; when it does not hear this, it does.
+            # So that the owner need not wonder whether process_vm could still come; when it does not hear
+            # this, it does.
             with contextlib.suppress(MoonpoolError):
                 self.request("release", {}).close()
         self._session.close()
@@ -159,4 +169,8 @@ class Peer:
         self.lanes.close_after_fork()
 
     def _connect_lane(self, timeout_s: float) -> int:
-        return connect_lane(self.endpoint, self._config, self._own_instance, self.instance, timeout_s)
+        try:
+            return connect_lane(self.endpoint, self._config, self._own_instance, self.instance, timeout_s)
+        except (PeerRefused, HandshakeFailed, StaleHandle) as problem:
+            # It was there when the segment was opened: so it is gone, whoever may have its place by now.
+            raise PeerGone(peer=self.endpoint) from problem

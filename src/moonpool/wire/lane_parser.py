@@ -7,7 +7,7 @@ Theory of operation. A parser is fed pieces of any size and returns events. Each
                    HEADER -> HEADER                                       FLUSH, PING
     ReplyParser    HEADER -> STATUSES | PAYLOAD | nothing -> HEADER
 
-A part is kept until it is whole (at most 10,240 bytes of entries, or a message of 65,536); payload passes
+A part is kept until it is whole (at most 16,384 bytes of entries, or a message of 65,536); payload passes
 through as views of what was fed, so memory stays flat whatever the peer sends. A broken rule raises
 `ProtocolError`, and the parser stays broken: the connection must be closed.
 

@@ -2,7 +2,7 @@
 
 After the hello a lane carries *groups* from the initiator, each answered in order.
 
-    group  = header (32)  entries (count x 40)  payload (WRITE: the bytes; NOTIFY: the message)
+    group  = header (32)  entries (count x 64)  payload (WRITE: the bytes; NOTIFY: the message)
     reply  = header (32)  then one of: nothing | statuses (count x 1) | payload (READ that went well)
 
 Encoding a frame that breaks a rule is the caller's mistake (`UsageError`); decoding one is the peer's
@@ -25,7 +25,7 @@ from moonpool.units import U64_MAX
 MAGIC: Final = 0x504D
 REPLY_BIT: Final = 0x80
 HEADER_BYTES: Final = 32
-ENTRY_BYTES: Final = 40
+ENTRY_BYTES: Final = 64
 KEY_BYTES: Final = 16
 ENTRIES_MAX: Final = 256
 LENGTH_MAX: Final = 1 << 40
@@ -36,7 +36,9 @@ UNANSWERED_READS_MAX: Final = 2
 UNANSWERED_OTHERS_MAX: Final = 64
 
 _HEADER: Final = Struct("<HBBIQQQ")
-_ENTRY: Final = Struct("<QQQ16s")
+#: The last 24 bytes of an entry wait for the grants of pool WRITEs; all zero until then.
+_NO_GRANT: Final = bytes(24)
+_ENTRY: Final = Struct("<QQQ16s24s")
 
 
 class LaneOp(IntEnum):
@@ -130,7 +132,7 @@ def encode_group(header: GroupHeader, entries: Sequence[Entry] = ()) -> bytes:
     _HEADER.pack_into(out, 0, MAGIC, header.op, 0, header.count, header.group_id, header.payload_bytes, 0)
     for index, entry in enumerate(entries):
         at = HEADER_BYTES + index * ENTRY_BYTES
-        _ENTRY.pack_into(out, at, entry.region, entry.offset, entry.length, entry.key)
+        _ENTRY.pack_into(out, at, entry.region, entry.offset, entry.length, entry.key, _NO_GRANT)
     return bytes(out)
 
 
@@ -150,11 +152,15 @@ def decode_group_header(raw: bytes | memoryview) -> GroupHeader:
 
 def decode_entries(header: GroupHeader, raw: bytes | memoryview) -> tuple[Entry, ...]:
     """The entries of a group; raises `ProtocolError` for a broken rule."""
-    entries = tuple(Entry(*fields) for fields in _ENTRY.iter_unpack(raw))
+    entries = []
+    for region, offset, length, key, grant in _ENTRY.iter_unpack(raw):
+        if grant != _NO_GRANT:
+            raise ProtocolError("an entry carries a grant, which version 1 does not know", operation=header.op.name)
+        entries.append(Entry(region, offset, length, key))
     fault = entries_fault(header, entries)
     if fault:
         raise ProtocolError(fault, operation=header.op.name)
-    return entries
+    return tuple(entries)
 
 
 def worst_status(statuses: Sequence[Status]) -> Status:

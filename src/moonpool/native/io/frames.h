@@ -24,6 +24,7 @@ typedef struct __attribute__((packed)) {
     uint64_t offset;
     uint64_t length;
     uint8_t key[16];
+    uint8_t grant[24]; /* all zero in version 1 */
 } mp_entry;
-_Static_assert(sizeof(mp_header) == 32 && sizeof(mp_entry) == 40, "frame layout");
+_Static_assert(sizeof(mp_header) == 32 && sizeof(mp_entry) == 64, "frame layout");
 #endif

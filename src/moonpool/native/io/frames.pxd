@@ -22,3 +22,4 @@ cdef extern from "frames.h" nogil:
         uint64_t offset
         uint64_t length
         uint8_t key[16]
+        uint8_t grant[24]

@@ -55,7 +55,7 @@ cdef extern from *:
 
 cdef enum:
     HEADER_BYTES = 32
-    ENTRY_BYTES = 40
+    ENTRY_BYTES = 64
     PIECES = 1024
     # Unanswered groups on a lane (docs/architecture.md): replies always fit in the initiator's receive buffer.
     WRITE_WINDOW = 64
@@ -288,6 +288,7 @@ cdef uint64_t encode_group(mp_run* run, mp_segment* segment, uint64_t* stop) noe
             memcpy(entry.key, segment.slots[<uint32_t>batch.region[i]].read_key, 16)
         else:
             memcpy(entry.key, segment.slots[<uint32_t>batch.region[i]].write_key, 16)
+        memset(entry.grant, 0, 24)
         payload += batch.length[i]
         entry += 1
         count += 1
@@ -446,7 +447,7 @@ cdef int tcp_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept n
     for i in range(batch.n):
         if path_takes(path, batch, i) and status:
             batch.status[i] = <uint8_t>status
-            mp_tally(&path.stats.errors[status], 1)
+            mp_tally(&path.stats.errors[batch.op != OP_READ][status], 1)
         elif batch.status[i] == COMPLETE:
             carried += 1
             n_bytes += batch.length[i]

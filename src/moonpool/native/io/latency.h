@@ -7,7 +7,7 @@
 typedef struct {
     uint64_t batches[2], transfers[2], bytes[2];
     uint64_t nanoseconds[2];
-    uint64_t errors[16];
+    uint64_t errors[2][16];
     uint64_t latency[2][MP_BUCKETS];
     uint64_t fallbacks; /* transfers that this path left to the next one after trying */
 } mp_path_stats;

@@ -56,7 +56,7 @@ cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bi
 
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
                          uint64_t* length) noexcept nogil:
-    """Check one 40-byte wire entry (handle, offset, length, key) and turn it into an address. Guard entered by the caller.
+    """Check one wire entry (handle, offset, length, key) and turn it into an address. Guard entered by the caller.
 
     Returns a status; `length` is set in any case, because the payload of a refused WRITE must still be drained.
     """

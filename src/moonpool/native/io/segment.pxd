@@ -13,7 +13,7 @@ cdef extern from "latency.h" nogil:
         uint64_t transfers[2]
         uint64_t bytes[2]
         uint64_t nanoseconds[2]
-        uint64_t errors[16]
+        uint64_t errors[2][16]
         uint64_t latency[2][116]
         uint64_t fallbacks
     uint64_t mp_bucket_upper(unsigned int index)

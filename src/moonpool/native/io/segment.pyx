@@ -277,18 +277,16 @@ cdef class NativeSegment:
 cdef dict stats_snapshot(mp_path_stats* stats):
     cdef int side
     cdef unsigned int k
-    out = {"errors": {k: mp_count(&stats.errors[k]) for k in range(16) if mp_count(&stats.errors[k])},
-           "fallbacks": mp_count(&stats.fallbacks)}
+    out = {"fallbacks": mp_count(&stats.fallbacks)}
     for side, name in ((0, "READ"), (1, "WRITE")):
         out[name] = {
             "batches": mp_count(&stats.batches[side]),
             "transfers": mp_count(&stats.transfers[side]),
             "bytes": mp_count(&stats.bytes[side]),
             "latency_sum_ns": mp_count(&stats.nanoseconds[side]),
+            "errors": {k: mp_count(&stats.errors[side][k]) for k in range(16) if mp_count(&stats.errors[side][k])},
             "latency_ns_buckets": [
-                (mp_bucket_upper(k), mp_count(&stats.latency[side][k]))
-                for k in range(<unsigned int>MP_BUCKETS)
-                if mp_count(&stats.latency[side][k])
+                (mp_bucket_upper(k), mp_count(&stats.latency[side][k])) for k in range(<unsigned int>MP_BUCKETS)
             ],
         }
     return out

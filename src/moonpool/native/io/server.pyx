@@ -69,8 +69,9 @@ cdef extern from "pthread.h" nogil:
 
 cdef enum:
     HEADER_BYTES = 32
-    ENTRY_BYTES = 40
-    STAGE_BYTES = 16384      # holds the largest frame, and the whole of a small WRITE
+    ENTRY_BYTES = 64
+    STAGE_BYTES = 32768      # holds the largest frame, and the whole of a small WRITE
+    AHEAD_BYTES = 8192       # taken beyond a frame: enough for a small WRITE, little to copy of a large one
     TRASH_BYTES = 65536
     PIECES = 1024
     PAGE = 4096
@@ -81,6 +82,7 @@ cdef enum:
 cdef int need(mp_connection* c, uint32_t n, bint idle) noexcept nogil:
     """Have n bytes in the stage. A status."""
     cdef ssize_t got
+    cdef uint32_t room
     while c.end - c.begin < n:
         if c.begin == c.end:
             c.begin = c.end = 0
@@ -88,7 +90,10 @@ cdef int need(mp_connection* c, uint32_t n, bint idle) noexcept nogil:
             memmove(c.stage, c.stage + c.begin, c.end - c.begin)
             c.end -= c.begin
             c.begin = 0
-        got = stream_receive_some(&c.stream, c.stage + c.end, STAGE_BYTES - c.end, idle and c.begin == c.end)
+        room = n - (c.end - c.begin) + AHEAD_BYTES
+        if room > STAGE_BYTES - c.end:
+            room = STAGE_BYTES - c.end
+        got = stream_receive_some(&c.stream, c.stage + c.end, room, idle and c.begin == c.end)
         if got < 0:
             return <int>-got
         c.end += <uint32_t>got
@@ -187,6 +192,13 @@ cdef int send_regions(mp_connection* c, mp_header* reply, uint32_t count) noexce
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
+cdef bint no_grant(const uint8_t* entry) noexcept nogil:
+    """Version 1 knows no grants: their room must be zero."""
+    cdef uint64_t room[3]
+    memcpy(room, entry + 40, 24)
+    return (room[0] | room[1] | room[2]) == 0
+
+
 cdef int check_entries(mp_connection* c, mp_header* header, uint8_t* worst) noexcept nogil:
     """Resolve every entry (guard entered). PROTOCOL when lengths break the rules, else COMPLETE and the worst status."""
     cdef uint32_t k
@@ -196,7 +208,7 @@ cdef int check_entries(mp_connection* c, mp_header* header, uint8_t* worst) noex
     for k in range(header.count):
         c.marks[k] = <uint8_t>regions_resolve(c.server.regions, c.stage + c.begin + k * ENTRY_BYTES, access,
                                               &c.where[k], &c.length[k])
-        if c.length[k] > MP_LENGTH_MAX:
+        if c.length[k] > MP_LENGTH_MAX or not no_grant(c.stage + c.begin + k * ENTRY_BYTES):
             return PROTOCOL
         total += c.length[k]
         if c.marks[k] > worst[0]:

@@ -111,7 +111,7 @@ cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
             carried += 1
             n_bytes += batch.length[i]
         else:
-            mp_tally(&path.stats.errors[status], 1)
+            mp_tally(&path.stats.errors[batch.op != OP_READ][status], 1)
         batch.status[i] = <uint8_t>status
         since += batch.length[i]
         if since >= PIECE_BYTES and i + 1 < batch.n:
