@@ -106,3 +106,5 @@ cdef class Batch:
     cdef public object segment
     cdef readonly str operation
     cdef void bind(self, void* segment, int (*run)(void*, mp_batch*) noexcept nogil, object owner)
+
+cdef Batch plain_batch(int op, local, region, offset, length, uint64_t n_max)

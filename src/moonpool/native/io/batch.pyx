@@ -5,9 +5,9 @@ RUNNING by compare-and-swap drives it, so a waiter can take a queued batch over 
 When it has ended, no thread touches its memory: that is why only the driver ends it.
 """
 
-from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_Release, PyObject_CheckBuffer
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer
 from cpython.buffer cimport PyObject_GetBuffer, Py_buffer
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from moonpool.native.io.copying cimport DIGEST_CHUNK
@@ -140,6 +140,58 @@ cdef fill_u64(uint64_t* target, uint64_t n, value, str name):
         memcpy(target, view.buf, n * 8)
     finally:
         PyBuffer_Release(&view)
+
+
+cdef int64_t words_of(value, Py_buffer* view) except -2:
+    """Take a one-dimensional buffer of 8-byte integers: how many; -1, and nothing taken, when it is none."""
+    if not PyObject_CheckBuffer(value):
+        return -1
+    try:
+        PyObject_GetBuffer(value, view, PyBUF_FORMAT | PyBUF_ND)
+    except BufferError:
+        return -1
+    if view.ndim != 1 or view.itemsize != 8 or view.format == NULL or view.format[0] not in b"QqLl":
+        PyBuffer_Release(view)
+        return -1
+    return view.len // 8
+
+
+cdef Batch plain_batch(int op, local, region, offset, length, uint64_t n_max):
+    """A batch from vectors `local` and `offset` and numbers `region` and `length`; None when they are not just that.
+
+    The common call of those who move many blocks, without a Python object more than needed.
+    """
+    cdef Py_buffer here, there
+    cdef int64_t n, m
+    cdef uint64_t i, handle, size
+    cdef Batch batch
+    if type(region) is not int or type(length) is not int:
+        return None
+    handle = region
+    size = length
+    n = words_of(local, &here)
+    if n <= 0:
+        if n == 0:
+            PyBuffer_Release(&here)
+        return None
+    try:
+        m = words_of(offset, &there)
+        if m < 0:
+            return None
+        try:
+            if m != n or <uint64_t>n > n_max:
+                return None
+            batch = Batch(op, n)
+            memcpy(batch.raw.local, here.buf, n * 8)
+            memcpy(batch.raw.offset, there.buf, n * 8)
+        finally:
+            PyBuffer_Release(&there)
+    finally:
+        PyBuffer_Release(&here)
+    for i in range(batch.raw.n):
+        batch.raw.region[i] = handle
+        batch.raw.length[i] = size
+    return batch
 
 
 cdef fill_u16(uint16_t* target, uint64_t n, value):

@@ -13,6 +13,16 @@ class NativeSegment:
     def transfer_one(
         self, op: int, local: int, region: int, offset: int, length: int, timeout_ns: int
     ) -> int: ...
+    def carry_plain(
+        self,
+        op: int,
+        local: object,
+        region: object,
+        offset: object,
+        length: object,
+        timeout_ns: int,
+        n_max: int,
+    ) -> Batch | None: ...
     def put_region(
         self, handle: int, base: int, length: int, access: int, read_key: bytes, write_key: bytes
     ) -> None: ...

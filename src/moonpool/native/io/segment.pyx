@@ -21,6 +21,7 @@ from moonpool.native.io.batch cimport (
     batch_fail_pending,
     batch_off_stack,
     batch_on_stack,
+    plain_batch,
     mp_batch,
 )
 from moonpool.native.io.guard cimport (
@@ -176,6 +177,20 @@ cdef class NativeSegment:
                 segment_run(self.raw, &batch)
         batch_off_stack(&batch)
         return UNSUPPORTED if mark == PENDING else mark
+
+    def carry_plain(self, int op, local, region, offset, length, uint64_t timeout_ns, uint64_t n_max):
+        """A batch of vectors `local` and `offset` and numbers `region` and `length`, driven here to its end.
+
+        None, and nothing done, when the arguments are of another kind: then build the batch the general way.
+        """
+        cdef Batch batch = plain_batch(op, local, region, offset, length, n_max)
+        if batch is None:
+            return None
+        batch.raw.started_ns = mp_now_ns()
+        batch.raw.deadline_ns = batch.raw.started_ns + timeout_ns
+        batch.bind(self.raw, segment_run, self)
+        batch.drive_here()
+        return batch
 
     def put_region(self, uint64_t handle, uint64_t base, uint64_t length, uint32_t access, bytes read_key,
                    bytes write_key) -> None:

@@ -1,0 +1,141 @@
+"""Transfers of one engine: driven by their caller, or submitted and kept until they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from moonpool.config import EngineConfig
+from moonpool.engine.batch import Batch
+from moonpool.engine.notifications import check_message
+from moonpool.engine.plan import How, What, as_memory, plan_batch, timeout_ns
+from moonpool.engine.segment import Segment
+from moonpool.engine.striping import StripedBatch, plan_stripes
+from moonpool.errors import UsageError, error_from_status
+from moonpool.native.io.batch import Batch as NativeBatch
+from moonpool.native.io.lanes import announce_by_lane
+from moonpool.native.io.workers import WorkerPool
+from moonpool.operations import Op
+from moonpool.units import NS_PER_MS
+
+#: After so many submissions those that have ended are let go of.
+_REAP_EVERY: Final = 64
+
+
+@final
+class Transfers:
+    """Thread-safe. `find` turns what a caller gave as a segment into an open one, or raises.
+
+    Submitted batches are kept here, with their buffers, so that whoever drops one frees nothing too early.
+    """
+
+    def __init__(
+        self, config: EngineConfig, workers: WorkerPool, find: Callable[[Segment | int], Segment]
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._find = find
+        self._timeout_ns = config.transfer_timeout_ms * NS_PER_MS
+        self._inflight: dict[int, NativeBatch] = {}
+        self._submitted = 0
+
+    def quick(
+        self, op: Op, segment: Segment | int, where: tuple[int, int, int, int], timeout_s: float | None
+    ) -> None:
+        """One plain transfer from or into registered memory, with nothing made for it.
+
+        `where` is region, offset, local address and length.
+        """
+        found = self._find(segment)
+        region, offset, local, length = where
+        if length >= self._config.stripe_min_bytes and self._lane_count(found) > 1:
+            self.run(op, found, (local, region, offset, length), (None, False, timeout_s)).check()
+            return
+        limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
+        try:
+            status = found.native.transfer_one(op, local, region, offset, length, limit_ns)
+        except (OverflowError, TypeError) as problem:
+            raise UsageError(
+                f"addresses, handles, offsets and lengths are unsigned 64-bit numbers: {problem}"
+            ) from problem
+        if status:
+            raise error_from_status(
+                status,
+                peer=found.endpoint,
+                segment=found.name,
+                operation=op.name,
+                region=region,
+                offset=offset,
+                length_bytes=length,
+            )
+
+    def one(self, op: Op, segment: Segment | int, what: What, how: How) -> list[int] | None:
+        """One transfer of any kind, driven here; its chunk digests when asked for. Raises its error."""
+        local, region, offset, length = what
+        # A buffer, even one of 64-bit integers: in `run` such a one would be a vector of addresses.
+        batch = self.run(op, segment, (as_memory(local, op), region, offset, length), how)
+        batch.check()
+        digests = batch.digests
+        return digests[0] if digests is not None else None
+
+    def run(self, op: Op, segment: Segment | int, what: What, how: How) -> Batch | StripedBatch:
+        """A batch, driven by the calling thread to its end; large ones on several lanes at once."""
+        found = self._find(segment)
+        path, digest, timeout_s = how
+        lanes = self._lane_count(found)
+        if path is None and not digest and lanes == 1:
+            limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
+            ended = found.native.carry_plain(op, *what, limit_ns, self._config.batch_transfers_max)
+            if ended is not None:
+                return Batch(ended, found)
+        native = plan_batch(op, what, how, self._config)
+        found.native.bind(native)
+        batch = Batch(native, found)
+        if lanes > 1 and path is None and not digest:
+            stripes = plan_stripes(native, found, (lanes, self._config.stripe_min_bytes))
+            if stripes is not None:
+                striped = StripedBatch(batch, stripes)
+                striped.run(self._workers)
+                return striped
+        native.drive_here()
+        native.let_go()
+        return batch
+
+    def submit(self, op: Op, segment: Segment | int, what: What, how: How, notify: bytes | None) -> Batch:
+        """A batch for a worker, or for its waiter if that comes first. QueueFull leaves nothing behind."""
+        found = self._find(segment)
+        native = plan_batch(op, what, how, self._config)
+        found.native.bind(native)
+        if notify is not None:
+            native.attach_notice(check_message(notify, self._config))
+            announce_by_lane(native)
+        self._workers.submit(native)
+        self._keep(native)
+        return Batch(native, found)
+
+    def cancel_all(self) -> None:
+        """Ask every submitted batch to end."""
+        for native in list(self._inflight.values()):
+            native.cancel()
+
+    def close(self) -> None:
+        """Join the workers, which ends what is submitted; afterwards no buffer is held any more."""
+        self._workers.close()
+        for native in list(self._inflight.values()):
+            native.let_go()
+        self._inflight.clear()
+
+    def _lane_count(self, segment: Segment) -> int:
+        """Over how many lanes a large batch on a segment is cut: 1 unless tcp is its only way."""
+        if segment.paths[0].transport != "tcp":
+            return 1
+        return self._config.bulk_lanes if segment.peer.stays_on_host else self._config.bulk_lanes_remote
+
+    def _keep(self, native: NativeBatch) -> None:
+        self._submitted += 1
+        if self._submitted % _REAP_EVERY == 0:
+            for key, old in list(self._inflight.items()):
+                if old.done:
+                    old.let_go()
+                    self._inflight.pop(key, None)
+        self._inflight[id(native)] = native
