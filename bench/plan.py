@@ -16,7 +16,7 @@ LARGEST_OPERATION_BYTES: Final = 128 * MIB
 LARGE_OPERATION_BYTES: Final = 64 * MIB  # from here two operations make a job, else a round takes too long
 BUFFER_BYTES: Final = 256 * MIB
 OPERATIONS_MAXIMUM: Final = 200_000
-JOB_S: Final = 0.06
+JOB_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, order=True)
