@@ -9,7 +9,7 @@ from typing import Any
 EMPTY_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manager", "managers", "misc", "v2"})
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 TEXT_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".sh", ".md", ".toml", ".yaml", "")
-#: The one module that may read the process environment (STYLE: one config, built at the edge).
+#: The one module that may read the process environment: one config, built at the edge and passed down.
 ENVIRONMENT_READER = "moonpool.config"
 
 
