@@ -34,15 +34,15 @@ def measure(benchmark: Any, call: Callable[[], Any], iterations: int = 10) -> An
 
 def test_encode_a_group_of_128(benchmark: Any) -> None:
     frame = measure(benchmark, lambda: transfer.encode_group(GROUP, ENTRIES))
-    assert len(frame) == 32 + 128 * 40
+    assert len(frame) == transfer.HEADER_BYTES + 128 * transfer.ENTRY_BYTES
 
 
 def test_decode_a_group_of_128(benchmark: Any) -> None:
     frame = transfer.encode_group(GROUP, ENTRIES)
 
     def decode() -> Any:
-        header = transfer.decode_group_header(frame[:32])
-        return transfer.decode_entries(header, frame[32:])
+        header = transfer.decode_group_header(frame[: transfer.HEADER_BYTES])
+        return transfer.decode_entries(header, frame[transfer.HEADER_BYTES :])
 
     assert measure(benchmark, decode) == ENTRIES
 
