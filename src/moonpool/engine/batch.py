@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from moonpool.engine.segment import Segment
     from moonpool.native.io.batch import Batch as NativeBatch
 
-#: After a cancel or a deadline a batch has ended within this time: a socket is shut down, a copy stops at its next piece.
+#: After a cancel or a deadline a batch has ended within this time: its socket is shut down, and a copy stops
+#: at its next piece.
 END_BOUND_S = 5.0
 
 
@@ -67,15 +68,18 @@ class Batch:
         return self._native.digests()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end; with a timeout, at most so long. Returns `done`. Never raises for a failed transfer."""
-        return self._native.wait(timeout_s)
+        """Wait for the end, at most `timeout_s`. Returns `done`; failed transfers raise nothing."""
+        ended = self._native.wait(timeout_s)
+        if ended:
+            self._native.let_go()
+        return ended
 
     def result(self, timeout_s: float | None = None) -> Batch:
         """Wait for the end, then raise the first failed transfer's error, if any.
 
         When `timeout_s` comes first the batch is ended (as by `cancel`), then TransferTimeout is raised.
         """
-        if not self._native.wait(timeout_s):
+        if not self.wait(timeout_s):
             self.cancel()
             raise TransferTimeout("the wait ran out, so the batch was ended", **self._about(None))
         self.check()
@@ -84,10 +88,10 @@ class Batch:
     def cancel(self) -> bool:
         """End the batch as CANCELLED unless it ended before; returns when it has. True when `done`."""
         self._native.cancel()
-        return self._native.wait(END_BOUND_S)
+        return self.wait(END_BOUND_S)
 
     def check(self) -> None:
-        """Raise the error of the first failed transfer of a batch that has ended; see `status` for the others."""
+        """Raise the error of the first failed transfer of an ended batch; see `status` for the others."""
         if self._native.worst != Status.COMPLETE:
             raise self.error()
 
@@ -128,6 +132,7 @@ class Batch:
                 raise
             finally:
                 loop.remove_reader(fd)
+        self._native.let_go()
         self.check()
         return self
 

@@ -1,68 +1,47 @@
-"""The engine: one per process, it offers this process's memory to peers and moves bytes between theirs and ours."""
+"""The engine: it offers this process's memory to peers, and moves bytes between theirs and ours."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, final
 
 from moonpool.config import EngineConfig
 from moonpool.engine.batch import Batch
 from moonpool.engine.control import ControlService, LaneInfo, ServiceHooks, SessionInfo
+from moonpool.engine.fork import forget_forks, watch_forks
 from moonpool.engine.measuring import engine_metrics
+from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
-from moonpool.engine.opening import Openings
+from moonpool.engine.opening import Openings, holder_alive
 from moonpool.engine.peers import io_way
+from moonpool.engine.plan import timeout_ns
 from moonpool.engine.region import Region
 from moonpool.engine.segment import Segment
-from moonpool.engine.striping import StripedBatch, plan_stripes
-from moonpool.errors import EngineClosed, ForkedEngine, MoonpoolError, Status, UsageError, error_from_status
-from moonpool.ids import ANY_INSTANCE, InstanceId, new_instance_id
+from moonpool.engine.transfers import Transfers
+from moonpool.errors import EngineClosed, ForkedEngine, MoonpoolError, UsageError, error_from_status
+from moonpool.ids import InstanceId, new_instance_id
 from moonpool.metadata import open_metadata
 from moonpool.metadata.base import Record
-from moonpool.native.io.batch import Batch as NativeBatch
 from moonpool.native.io.memory import BufferHold, create_memory
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
 from moonpool.native.io.workers import WorkerPool
 from moonpool.operations import Access, Op
 from moonpool.transport.registry import make_transports
-from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_US
-
-#: OP_NOTIFY of the data lane.
-NOTIFY = 4
-_REAP_EVERY = 64
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """A message from a peer: the sender's instance id, its number (growing per sender), and the bytes."""
-
-    sender: bytes
-    number: int
-    message: bytes
-
-
-def _endpoint_alive(control: ControlService, record: Record) -> bool:
-    """Whether the holder of a name still answers as the instance that took it."""
-    expected = None if record.instance == ANY_INSTANCE else record.instance
-    try:
-        control.connect(record.endpoint, expected, 1.0).close()
-    except MoonpoolError:
-        return False
-    return True
+from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, NS_PER_US
 
 
 @final
 class Engine:
     """A transfer engine. Use it as a context manager, or call `close`.
 
-    Every method is safe from any thread; the blocking ones release the GIL. After a fork the child's copy refuses to
-    work (`ForkedEngine`): make a new engine there. Errors are `MoonpoolError`s: see `moonpool.errors`.
+    Every method is safe from any thread; the blocking ones release the GIL. After a fork the child's copy
+    refuses to work (`ForkedEngine`): make a new engine there. Errors are `MoonpoolError`s: see
+    `moonpool.errors`.
     """
 
     def __init__(self, config: EngineConfig | None = None, **changes: Any) -> None:
@@ -73,9 +52,6 @@ class Engine:
         self._closed = False
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
-        self._inflight: dict[int, NativeBatch] = {}
-        self._submitted = 0
-        self._timeout_ns = config.transfer_timeout_ms * NS_PER_MS
         transports = make_transports(config.transports)
         self.transports: tuple[str, ...] = tuple(transport.name for transport in transports)
         self._by_name = {transport.name: transport for transport in transports}
@@ -90,6 +66,8 @@ class Engine:
             notices_max=config.notifications_max,
         )
         self._workers = WorkerPool(config.worker_threads, config.queued_batches_max)
+        self._transfers = Transfers(config, self._workers, self._segment)
+        self._quick = self._transfers.quick
         hooks = ServiceHooks(
             handlers={"describe": self._describe, **self._offering.handlers()},
             on_lane=self._take_lane,
@@ -109,8 +87,7 @@ class Engine:
     def _start(self, transports: Sequence[Any]) -> None:
         self._control.start()
         self.name = self.config.name or self._control.endpoint
-        probe = lambda record: _endpoint_alive(self._control, record)  # noqa: E731
-        self._metadata = open_metadata(self.config, probe)
+        self._metadata = open_metadata(self.config, lambda record: holder_alive(self._control, record))
         self._openings = Openings(
             self.config, self._control, self._offering, (self._metadata, self._table, transports)
         )
@@ -119,7 +96,7 @@ class Engine:
         except BaseException:
             self._metadata.close()
             raise
-        _engines.add(self)
+        watch_forks(self)
 
     def _record(self) -> Record:
         host, _, port = self._control.endpoint.rpartition(":")
@@ -130,7 +107,7 @@ class Engine:
         """ "host:port" where peers reach this engine; also a name that `open` takes."""
         return self._control.endpoint
 
-    # ---- own memory --------------------------------------------------------------------------------------------------
+    # ---- own memory ----------------------------------------------------------------------------------------
 
     def allocate(
         self,
@@ -141,7 +118,7 @@ class Engine:
         huge_pages: bool | None = None,
         prefault: bool = True,
     ) -> Region:
-        """New engine memory, registered: a sealed memfd, page-aligned, pre-faulted, zeroed; size rounded up to pages.
+        """New engine memory, registered: a sealed memfd of whole pages, zeroed and pre-faulted.
 
         It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it.
         """
@@ -153,10 +130,10 @@ class Engine:
         return region
 
     def register(self, buffer: Any, *, access: Access = Access.READ_WRITE, location: str = "cpu:0") -> Region:
-        """Register a foreign host buffer in place: buffer protocol, ``__array_interface__`` or DLPack; C-contiguous.
+        """Register a foreign, contiguous host buffer in place: buffer protocol, array interface or DLPack.
 
-        The buffer is held until the region is revoked. Align large ones to pages: a target a few bytes past a page start
-        makes the kernel's copies slow on some CPUs. UnsupportedMemory for device memory.
+        The buffer is held until the region is revoked. Align large ones to pages: a target a few bytes past a
+        page start makes the kernel's copies slow on some CPUs. UnsupportedMemory for device memory.
         """
         self._check()
         hold = BufferHold(buffer, writable=False)
@@ -169,7 +146,8 @@ class Engine:
     def revoke(self, region: Region | int) -> None:
         """Take a region back: stale for everyone at once; returns when nobody can touch its memory any more.
 
-        RevokeIncomplete after revoke_timeout_ms when somebody may still; the memory is then kept until it is safe.
+        RevokeIncomplete after revoke_timeout_ms when somebody may still; the memory is then kept until it is
+        safe.
         """
         self._check()
         handle = region if isinstance(region, int) else region.handle
@@ -181,12 +159,13 @@ class Engine:
         """The live regions of this engine."""
         return self._offering.regions
 
-    # ---- segments of peers -------------------------------------------------------------------------------------------
+    # ---- segments of peers ---------------------------------------------------------------------------------
 
     def open(self, name: str, *, timeout_s: float | None = None) -> Segment:
         """Open a segment: "host:port", or a name published in the metadata service.
 
-        PeerRefused, PeerStalled, AccessDenied, NoSuchSegment, TransportUnavailable (no configured transport reaches it).
+        PeerRefused, PeerStalled, AccessDenied, NoSuchSegment, TransportUnavailable (no configured transport
+        reaches it).
         """
         self._check()
         return self._openings.open(name, timeout_s)
@@ -208,7 +187,7 @@ class Engine:
             return segment
         return self._openings.get(segment if isinstance(segment, int) else segment.handle)
 
-    # ---- transfers ---------------------------------------------------------------------------------------------------
+    # ---- transfers -----------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -224,13 +203,16 @@ class Engine:
     ) -> list[int] | None:
         """Read `length` bytes at `offset` of a peer's region into `into`, and wait for them.
 
-        `into` is an address inside a registered region (then `length` is required) or a writable buffer. Returns the
-        chunk digests when asked for. Raises the transfer's error; a failed READ's destination is undefined, but never
-        changes after this returned.
+        `into` is an address inside a registered region (then `length` is required) or a writable buffer.
+        Returns the chunk digests when asked for. Raises the transfer's error; a failed READ's destination is
+        undefined, but never changes after this returned.
         """
-        if type(into) is int and length is not None and path is None and not digest:
-            return self._quick(Op.READ, segment, (region, offset, into, length), timeout_s)
-        return self._one(Op.READ, segment, (region, offset, into, length), (path, digest, timeout_s))
+        if type(into) is type(offset) is type(length) is int and path is None and not digest:
+            self._quick(Op.READ, segment, (region, offset, into, length), timeout_s)
+            return None
+        return self._transfers.one(
+            Op.READ, segment, (into, region, offset, length), (path, digest, timeout_s)
+        )
 
     def write(
         self,
@@ -244,59 +226,17 @@ class Engine:
         digest: bool = False,
         timeout_s: float | None = None,
     ) -> list[int] | None:
-        """Write `length` bytes from `source` to `offset` of a peer's region; returns when every later READ sees them.
+        """Write `length` bytes from `source` to `offset` of a peer's region.
 
-        `source` is an address inside a registered region or a readable buffer. See `read`.
+        It returns when every later READ by anyone sees them. `source` is an address inside a registered
+        region or a readable buffer. See `read`.
         """
-        if type(source) is int and length is not None and path is None and not digest:
-            return self._quick(Op.WRITE, segment, (region, offset, source, length), timeout_s)
-        return self._one(Op.WRITE, segment, (region, offset, source, length), (path, digest, timeout_s))
-
-    def _quick(
-        self, op: Op, segment: Segment | int, where: tuple[int, int, int, int], timeout_s: float | None
-    ) -> None:
-        """One plain transfer from or into registered memory, with nothing made for it."""
-        found = self._segment(segment)
-        region, offset, local, length = where
-        if length >= self.config.stripe_min_bytes and self._lane_count(found) > 1:
-            self.transfer(op, found, local, region, offset, length, timeout_s=timeout_s)
-            return
-        timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
-        try:
-            status = found.native.transfer_one(op, local, region, offset, length, timeout_ns)
-        except OverflowError as problem:
-            raise UsageError(
-                f"addresses, offsets and lengths are unsigned 64-bit numbers: {problem}"
-            ) from problem
-        if status:
-            raise error_from_status(
-                status,
-                peer=found.endpoint,
-                segment=found.name,
-                operation=op.name,
-                region=region,
-                offset=offset,
-                length_bytes=length,
-            )
-
-    def _one(
-        self,
-        op: Op,
-        segment: Segment | int,
-        where: tuple[int, int, Any, int | None],
-        how: tuple[int | None, bool, float | None],
-    ) -> list[int] | None:
-        found = self._segment(segment)
-        region, offset, local, length = where
-        path, digest, timeout_s = how
-        if type(local) is not int:
-            # A buffer, even one of 64-bit integers: in `transfer` such a one would be a list of addresses.
-            local = BufferHold(local, writable=op == Op.READ)
-        batch = self.transfer(
-            op, found, local, region, offset, length, path=path, digest=digest, timeout_s=timeout_s
+        if type(source) is type(offset) is type(length) is int and path is None and not digest:
+            self._quick(Op.WRITE, segment, (region, offset, source, length), timeout_s)
+            return None
+        return self._transfers.one(
+            Op.WRITE, segment, (source, region, offset, length), (path, digest, timeout_s)
         )
-        digests = batch.digests
-        return digests[0] if digests is not None else None
 
     def transfer(
         self,
@@ -311,19 +251,15 @@ class Engine:
         digest: bool = False,
         timeout_s: float | None = None,
         check: bool = True,
-    ) -> Batch | StripedBatch:
+    ) -> Batch:
         """Many transfers in one call, driven by the calling thread; returns the ended batch.
 
-        `local` (addresses in registered regions, or one buffer for a single transfer), `region` (handles), `offset` and
-        `length` are uint64 arrays of one length, or scalars for all; `path` ids are uint16 (`AUTO_PATH`: any). With
-        `check` the first failed transfer's error is raised; without it, look at `status`.
+        `local` (addresses in registered regions, or one buffer for a single transfer), `region` (handles),
+        `offset` and `length` are uint64 arrays of one length, or scalars for all; `path` ids are uint16
+        (`AUTO_PATH`: any). With `check` the first failed transfer's error is raised; without it, look at
+        `status`.
         """
-        batch = self._make(op, segment, (local, region, offset, length), (path, digest, timeout_s, None))
-        if isinstance(batch, StripedBatch):
-            batch.run(self._workers)
-        else:
-            batch.native.drive_here()
-            batch.native.let_go()
+        batch = self._transfers.run(op, segment, (local, region, offset, length), (path, digest, timeout_s))
         if check:
             batch.check()
         return batch
@@ -344,123 +280,54 @@ class Engine:
     ) -> Batch:
         """As `transfer`, but returns at once: a worker drives the batch unless a waiter gets there first.
 
-        `timeout_s` is the batch's deadline from now (transfer_timeout_ms by default). With `notify` the owner gets that
-        message after every transfer completed. QueueFull when queued_batches_max batches wait.
+        `timeout_s` is the batch's deadline from now (transfer_timeout_ms by default). With `notify` the owner
+        gets that message after every transfer completed. QueueFull when queued_batches_max batches wait.
         """
-        batch = self._make(op, segment, (local, region, offset, length), (path, digest, timeout_s, notify))
-        if isinstance(batch, StripedBatch):
-            batch = batch.whole()
-        self._keep(batch.native)
-        self._workers.submit(batch.native)
-        return batch
-
-    def _make(
-        self,
-        op: Op,
-        segment: Segment | int,
-        what: tuple[Any, Any, Any, Any],
-        how: tuple[Any, bool, float | None, bytes | None],
-    ) -> Batch | StripedBatch:
-        found = self._segment(segment)
-        local, region, offset, length = what
-        path, digest, timeout_s, notify = how
-        if not isinstance(local, int | BufferHold) and not _is_vector(local):
-            local = BufferHold(local, writable=op == Op.READ)
-        if isinstance(local, BufferHold):
-            length = local.size_bytes if length is None else length
-            if length > local.size_bytes:
-                raise UsageError(
-                    f"length {length} is more than the buffer's {local.size_bytes} bytes", field="length"
-                )
-        if length is None:
-            raise UsageError("length is required with an address", field="length")
-        n = _batch_size((local, region, offset, length, path))
-        if n > self.config.batch_transfers_max:
-            raise UsageError(
-                f"a batch has at most {self.config.batch_transfers_max} transfers, this one {n}",
-                field="local",
-            )
-        native = NativeBatch(int(op), n)
-        try:
-            native.fill(local, region, offset, length, path, digest)
-        except (OverflowError, TypeError, ValueError) as problem:
-            if isinstance(problem, MoonpoolError):
-                raise
-            raise UsageError(f"these are no transfers: {problem}") from problem
-        native.set_timeout(self.config.transfer_timeout_ms / MS_PER_S if timeout_s is None else timeout_s)
-        found.native.bind(native)
-        if notify is not None:
-            self._check_message(notify)
-            native.attach_notice(notify)
-        batch = Batch(native, found)
-        if path is None and not digest and notify is None:
-            lanes = self._lane_count(found)
-            stripes = (
-                plan_stripes(native, found, (lanes, self.config.stripe_min_bytes)) if lanes > 1 else None
-            )
-            if stripes is not None:
-                return StripedBatch(batch, stripes)
-        return batch
-
-    def _lane_count(self, segment: Segment) -> int:
-        """Over how many lanes a large batch on a segment is cut: 1 unless tcp is its only way."""
-        if segment.paths[0].transport != "tcp":
-            return 1
-        return self.config.bulk_lanes if segment.peer.stays_on_host else self.config.bulk_lanes_remote
-
-    def _keep(self, native: NativeBatch) -> None:
-        self._submitted += 1
-        if self._submitted % _REAP_EVERY == 0:
-            for key, old in list(self._inflight.items()):
-                if old.done:
-                    old.let_go()
-                    self._inflight.pop(key, None)
-        self._inflight[id(native)] = native
+        return self._transfers.submit(
+            op, segment, (local, region, offset, length), (path, digest, timeout_s), notify
+        )
 
     def flush(self, segment: Segment | int, *, timeout_s: float | None = None) -> None:
         """Return when every completed WRITE of the segment is visible to every later READ by anyone."""
         found = self._segment(segment)
-        bound = self.config.transfer_timeout_ms / MS_PER_S if timeout_s is None else timeout_s
+        bound = self._bound_s(timeout_s)
         if found.native.dead:
             raise error_from_status(found.native.dead, peer=found.endpoint, segment=found.name)
         for name in dict.fromkeys(info.transport for info in found.paths):
             self._by_name[name].flush(found.peer, found, bound)
 
-    # ---- notifications -----------------------------------------------------------------------------------------------
+    # ---- notifications -------------------------------------------------------------------------------------
 
     def notify(self, segment: Segment | int, message: bytes, *, timeout_s: float | None = None) -> None:
-        """Send a message to a segment's owner; returns when it is queued there. Messages of one engine keep their order.
+        """Send a message to a segment's owner; returns when it is queued there.
 
-        QueueFull (retryable) when the owner does not take its notifications.
+        Messages of one engine keep their order. QueueFull (retryable) when the owner does not take its
+        notifications.
         """
         found = self._segment(segment)
-        self._check_message(message)
-        bound = self.config.transfer_timeout_ms / MS_PER_S if timeout_s is None else timeout_s
-        found.peer.lanes.call(NOTIFY, message, bound)
+        found.peer.lanes.call(NOTIFY, check_message(message, self.config), self._bound_s(timeout_s))
 
     def notifications(self, count_max: int = 64, *, timeout_s: float | None = 0.0) -> list[Notification]:
-        """Take up to `count_max` messages, oldest first; waits up to `timeout_s` (None: for ever) for the first one."""
+        """Take up to `count_max` messages, oldest first; waits up to `timeout_s` (None: for ever) for one."""
         self._check()
         return [Notification(*one) for one in self._server.take_notices(count_max, timeout_s)]
 
-    def _check_message(self, message: bytes) -> None:
-        if len(message) > self.config.notification_bytes_max:
-            raise UsageError(
-                f"a notification has at most {self.config.notification_bytes_max} bytes, this one {len(message)}",
-                field="notification_bytes_max",
-            )
+    def _bound_s(self, timeout_s: float | None) -> float:
+        """A timeout in seconds, checked; the config's when none is given."""
+        limit_ns = self.config.transfer_timeout_ms * NS_PER_MS if timeout_s is None else timeout_ns(timeout_s)
+        return limit_ns / NS_PER_S
 
-    # ---- measuring and ending ----------------------------------------------------------------------------------------
+    # ---- measuring and ending ------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and latency histograms per path, and gauges; `moonpool.metrics.render` makes Prometheus text of it."""
+        """Counters, gauges, and latency histograms per path; `moonpool.metrics.render` makes text of them."""
         self._check()
         return engine_metrics(self._openings.segments, self._server, self._control, self._workers)
 
     def close(self) -> None:
-        """Withdraw the name, end all transfers, stop serving, and let go of memory, each step within close_timeout_ms.
+        """Withdraw the name, end all transfers, stop serving, and let go of memory.
 
-        Idempotent. Peers with transfers under way see PEER_GONE.
+        Each step is bounded by close_timeout_ms. Idempotent. Peers with transfers under way see PEER_GONE.
         """
         with self._close_lock:
             if self._closed:
@@ -469,20 +336,14 @@ class Engine:
             self._usable = False
         if self._pid != os.getpid():
             return
-        _engines.discard(self)
+        forget_forks(self)
         timeout_s = self.config.close_timeout_ms / MS_PER_S
-        try:
+        with contextlib.suppress(MoonpoolError):  # the lease runs out by itself
             self._metadata.withdraw(self._lease)
-        except MoonpoolError:
-            pass  # the lease runs out by itself
         self._metadata.close()
-        for native in list(self._inflight.values()):
-            native.cancel()
+        self._transfers.cancel_all()
         self._openings.close()
-        self._workers.close()
-        for native in self._inflight.values():
-            native.let_go()
-        self._inflight.clear()
+        self._transfers.close()
         self._server.close(timeout_s)
         self._control.close()
         self._offering.close()
@@ -504,7 +365,7 @@ class Engine:
         if self._closed:
             raise EngineClosed()
 
-    # ---- hooks of the control service --------------------------------------------------------------------------------
+    # ---- hooks of the control service ----------------------------------------------------------------------
 
     def _describe(self, _session: SessionInfo, _params: Any) -> dict[str, Any]:
         return {
@@ -517,45 +378,10 @@ class Engine:
     def _take_lane(self, fd: int, info: LaneInfo) -> None:
         self._server.add_lane(fd, info.peer_instance)
 
-    def _abandon_after_fork(self) -> None:
-        """In a forked child: close the child's copies of our sockets, so that peers notice the parent's death."""
+    def abandon_after_fork(self) -> None:
+        """In a forked child: close its copies of our sockets, so that peers notice the parent's death."""
         self._usable = False
         self._openings.abandon_after_fork()
         self._workers.forget_after_fork()
         self._server.close_after_fork()
         self._control.abandon_after_fork()
-
-
-def _is_vector(value: Any) -> bool:
-    """True for arrays of addresses: sequences of ints, or a one-dimensional buffer of 8-byte integers."""
-    if isinstance(value, (list, tuple)):
-        return True
-    try:
-        with memoryview(value) as view:
-            return view.ndim == 1 and view.itemsize == 8 and view.format in ("Q", "q", "L", "l")
-    except (TypeError, ValueError, BufferError):
-        return False
-
-
-def _batch_size(values: Sequence[Any]) -> int:
-    """The common length of the vectors among the arguments; 1 when all are scalars."""
-    sizes = {
-        len(value)
-        for value in values
-        if value is not None and not isinstance(value, int) and hasattr(value, "__len__")
-    }
-    if len(sizes) > 1:
-        raise UsageError(f"the arrays of a batch have different lengths: {sorted(sizes)}")
-    return sizes.pop() if sizes else 1
-
-
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for engine in list(_engines):
-        engine._abandon_after_fork()
-    _engines.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,7 +1,8 @@
 """Which initiator was given which region's memory, so that a revoke knows whom to ask and what must be kept.
 
-A mapped memfd is harmless after a revoke: the peer's stray stores go to pages that are no longer ours. process_vm is not:
-it writes at addresses of this process, so the region's memory is kept until the peer confirmed or its process has ended.
+A mapped memfd is harmless after a revoke: the peer's stray stores go to pages that are no longer ours.
+process_vm is not: it writes at addresses of this process, so the region's memory is kept until the peer
+confirmed or its process has ended.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class GrantBook:
             return bool(dangerous)
 
     def sweep(self) -> int:
-        """Let go of kept memory whose holders' processes have ended; returns how many regions are still kept."""
+        """Let go of kept memory whose holders' processes have ended; returns how many regions stay kept."""
         with self._lock:
             still: list[tuple[Region, set[int]]] = []
             for region, sessions in self._kept:
@@ -74,7 +75,7 @@ class GrantBook:
             return len(still)
 
     def session_ended(self, session_id: int) -> None:
-        """The session is closed: it can be given nothing more. Its process may live on, so kept memory stays."""
+        """The session is closed and given nothing more. Its process may live on, so kept memory stays."""
         with self._lock:
             for holders in self._sessions.values():
                 holders.discard(session_id)

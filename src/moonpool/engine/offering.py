@@ -1,4 +1,4 @@
-"""What this engine offers to peers: its regions, described, mapped, granted and revoked over control sessions."""
+"""What this engine offers: its regions, described, mapped, granted and revoked over control sessions."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ class Offering:
         kept = self.grants.settle(handle, unconfirmed, region)
         if kept or not drained:
             raise RevokeIncomplete(
-                "a peer did not confirm the revoke in time; the region is stale and its memory is kept until that is safe",
+                "a peer did not confirm the revoke in time; "
+                "the region is stale and its memory is kept until that is safe",
                 region=handle,
                 timeout_ms=self._config.revoke_timeout_ms,
             )

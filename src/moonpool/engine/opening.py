@@ -15,7 +15,7 @@ from moonpool.engine.region import RemoteRegion
 from moonpool.engine.segment import Segment
 from moonpool.errors import AccessDenied, MoonpoolError, ProtocolError, TransportUnavailable
 from moonpool.ids import ANY_INSTANCE, HandleTable, InstanceId
-from moonpool.metadata.base import Metadata
+from moonpool.metadata.base import Metadata, Record
 from moonpool.native.io.lanes import set_notice_lanes
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.segment import NativeSegment
@@ -24,6 +24,18 @@ from moonpool.units import MS_PER_S
 
 #: How long a try of the same-host socket may take; a peer on this host answers far sooner.
 UNIX_TRY_S = 1.0
+#: How long the holder of a name that we want may take to answer.
+HOLDER_TRY_S = 1.0
+
+
+def holder_alive(control: ControlService, record: Record) -> bool:
+    """Whether the holder of a name still answers as the instance that took it."""
+    expected = None if record.instance == ANY_INSTANCE else record.instance
+    try:
+        control.connect(record.endpoint, expected, HOLDER_TRY_S).close()
+    except MoonpoolError:
+        return False
+    return True
 
 
 @final
@@ -58,7 +70,7 @@ class Openings:
             return [segment for _handle, segment in self._segments.items()]
 
     def open(self, name: str, timeout_s: float | None) -> Segment:
-        """Open a segment by name. A peer that came back under its name is a new peer; its old segments stay dead."""
+        """Open a segment by name. A peer that came back under its name is a new one."""
         with self._opening:
             record = self._metadata.resolve(name)
             peer = self._peer_at(record.endpoint, record.instance, timeout_s)
@@ -105,10 +117,11 @@ class Openings:
     def own_region_gone(self, handle: int, timeout_s: float) -> bool:
         """Our own open segments forget a region; False when a batch still used it after the wait."""
         own = [segment for segment in self.segments if segment.peer.is_self]
-        return all([segment.forget(handle, timeout_s) for segment in own])
+        forgotten = [segment.forget(handle, timeout_s) for segment in own]  # all, whatever the first says
+        return all(forgotten)
 
     def revoke(self, session: SessionInfo, params: Mapping[str, Any]) -> Any:
-        """The control method by which an owner takes regions back from us; answered when nothing of ours uses them."""
+        """The method by which an owner takes regions back; answered when nothing of ours uses them."""
         handles = params.get("handles")
         if not isinstance(handles, list) or not all(type(handle) is int for handle in handles):
             raise ProtocolError("revoke takes a list of handles")

@@ -23,8 +23,8 @@ ATTRIBUTE_BYTES_MAX = 4096
 class Region:
     """A registered range of this process's memory; alive until the engine revokes it or closes.
 
-    `memory` is set for engine memory (`Engine.allocate`), `hold` for a registered foreign buffer; either keeps the bytes
-    in place. Keys are secrets: whoever has one may use the region.
+    `memory` is set for engine memory (`Engine.allocate`), `hold` for a registered foreign buffer; either
+    keeps the bytes in place. Keys are secrets: whoever has one may use the region.
     """
 
     handle: int
@@ -40,13 +40,13 @@ class Region:
 
     @property
     def view(self) -> memoryview:
-        """The bytes of engine memory, writable. A foreign buffer is reached through its own object: UsageError."""
+        """The bytes of engine memory, writable. UsageError for a foreign buffer: use its own object."""
         if self.memory is None:
             raise UsageError("this region is a registered buffer: use the buffer itself")
         return memoryview(self.memory)
 
     def describe(self) -> dict[str, Any]:
-        """The region as it is published to peers that may talk to us; keys go along only for what is allowed."""
+        """The region as it is published to peers; keys go along only for what is allowed."""
         return {
             "handle": self.handle,
             "address": self.address,
@@ -62,7 +62,7 @@ class Region:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteRegion:
-    """A peer's region, as the peer published it. `address` is in the peer's process; transfers use offsets."""
+    """A peer's region, as published. `address` is in the peer's process; transfers use offsets."""
 
     handle: int
     address: int

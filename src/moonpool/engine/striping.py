@@ -1,12 +1,11 @@
-"""Large batches over several lanes: cut into slices, carried side by side, judged as the batch they came from."""
+"""Large batches over several lanes: cut into slices, carried side by side, judged as one batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from moonpool.engine.batch import Batch
-from moonpool.errors import Status
+from moonpool.errors import MoonpoolError, Status
 from moonpool.native.io.batch import Batch as NativeBatch
 
 if TYPE_CHECKING:
@@ -43,49 +42,37 @@ def plan_stripes(native: NativeBatch, segment: Segment, bounds: tuple[int, int])
         owners = slices.transfer[mine]
         part = NativeBatch(native.op, len(mine))
         part.fill(slices.local[mine], region[owners], slices.offset[mine], slices.length[mine], None, False)
-        part.share_deadline(native)
+        part.be_part_of(native)
         segment.native.bind(part)
         stripes.append(Stripe(part, owners))
     return stripes
 
 
-@final
-class StripedBatch:
-    """A batch carried as stripes. It has ended when all of them have; then it reads like a `Batch`."""
+def run_striped(whole: NativeBatch, stripes: list[Stripe], workers: WorkerPool) -> None:
+    """Carry one stripe in the calling thread and the others on workers; then the whole batch has ended.
 
-    def __init__(self, whole: Batch, stripes: list[Stripe]) -> None:
-        self._whole = whole
-        self._stripes = stripes
-
-    def whole(self) -> Batch:
-        """The uncut batch, for a worker to carry over one lane."""
-        return self._whole
-
-    def run(self, workers: WorkerPool) -> None:
-        """Carry one stripe in the calling thread and the others on workers; return when all have ended."""
-        first, *others = self._stripes
-        for stripe in others:
-            workers.submit(stripe.native)
-        first.native.drive_here()
-        for stripe in others:
+    All stripes have ended when this returns, and when it raises.
+    """
+    here = [stripes[0].native]
+    try:
+        for stripe in stripes[1:]:
+            try:
+                workers.submit(stripe.native)
+            except MoonpoolError:  # no room for it, or no thread: it is carried after the first then
+                here.append(stripe.native)
+        for native in here:
+            native.drive_here()
+    except BaseException:
+        for stripe in stripes:
+            stripe.native.cancel()
+        raise
+    finally:
+        for stripe in stripes:
             stripe.native.wait()
-        failed = {
-            int(owner): status
-            for stripe in self._stripes
-            for owner, status in zip(stripe.owners, stripe.native.statuses(), strict=True)
-            if status != Status.COMPLETE
-        }
-        self._whole.native.settle_as(failed)
-        self._whole.native.let_go()
-
-    def check(self) -> None:
-        """Raise the first failed transfer's error."""
-        self._whole.check()
-
-    @property
-    def digests(self) -> list[list[int]] | None:
-        """Always None: batches with digests are not cut."""
-        return self._whole.digests
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole, name)
+    failed = {
+        int(owner): status
+        for stripe in stripes
+        for owner, status in zip(stripe.owners, stripe.native.statuses(), strict=True)
+        if status != Status.COMPLETE
+    }
+    whole.settle_as(failed)

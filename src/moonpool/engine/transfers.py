@@ -10,7 +10,7 @@ from moonpool.engine.batch import Batch
 from moonpool.engine.notifications import check_message
 from moonpool.engine.plan import How, What, as_memory, plan_batch, timeout_ns
 from moonpool.engine.segment import Segment
-from moonpool.engine.striping import StripedBatch, plan_stripes
+from moonpool.engine.striping import plan_stripes, run_striped
 from moonpool.errors import UsageError, error_from_status
 from moonpool.native.io.batch import Batch as NativeBatch
 from moonpool.native.io.lanes import announce_by_lane
@@ -78,28 +78,28 @@ class Transfers:
         digests = batch.digests
         return digests[0] if digests is not None else None
 
-    def run(self, op: Op, segment: Segment | int, what: What, how: How) -> Batch | StripedBatch:
+    def run(self, op: Op, segment: Segment | int, what: What, how: How) -> Batch:
         """A batch, driven by the calling thread to its end; large ones on several lanes at once."""
         found = self._find(segment)
         path, digest, timeout_s = how
         lanes = self._lane_count(found)
         if path is None and not digest and lanes == 1:
             limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
-            ended = found.native.carry_plain(op, *what, limit_ns, self._config.batch_transfers_max)
+            try:
+                ended = found.native.carry_plain(op, *what, limit_ns, self._config.batch_transfers_max)
+            except OverflowError as problem:
+                raise UsageError(f"these are no transfers: {problem}") from problem
             if ended is not None:
                 return Batch(ended, found)
         native = plan_batch(op, what, how, self._config)
         found.native.bind(native)
-        batch = Batch(native, found)
         if lanes > 1 and path is None and not digest:
             stripes = plan_stripes(native, found, (lanes, self._config.stripe_min_bytes))
             if stripes is not None:
-                striped = StripedBatch(batch, stripes)
-                striped.run(self._workers)
-                return striped
-        native.drive_here()
+                run_striped(native, stripes, self._workers)
+        native.drive_here()  # nothing is left to do when it went as stripes
         native.let_go()
-        return batch
+        return Batch(native, found)
 
     def submit(self, op: Op, segment: Segment | int, what: What, how: How, notify: bytes | None) -> Batch:
         """A batch for a worker, or for its waiter if that comes first. QueueFull leaves nothing behind."""

@@ -1,7 +1,8 @@
 """The table behind which every way to move bytes stands.
 
-A transport decides, once per region and once per peer, how bytes could go; the moving itself is done by native paths that
-it adds to a segment (`moonpool.native.io.segment`), so that nothing in Python runs per slice.
+A transport decides, once per region and once per peer, how bytes could go; the moving itself is done by
+native paths that it adds to a segment (`moonpool.native.io.segment`), so that nothing in Python runs per
+slice.
 """
 
 from __future__ import annotations

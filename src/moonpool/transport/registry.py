@@ -1,4 +1,4 @@
-"""Which transports exist, which can run here, and why the others cannot: the only place that tries imports."""
+"""Which transports exist, which can run here, and why others cannot: the only place to try imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def availability() -> dict[str, Availability]:
 
 
 def make_transports(names: Iterable[str]) -> list[Transport]:
-    """The transports asked for, in order of preference; `TransportUnavailable` for one that cannot run here."""
+    """The transports asked for, by preference; `TransportUnavailable` for one that cannot run here."""
     wanted = set(names)
     unknown = wanted - set(KNOWN)
     if unknown:

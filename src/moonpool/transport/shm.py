@@ -1,20 +1,21 @@
 """`shm`: copies into the mapped memfd of a process on the same host, or process_vm_* for its other memory.
 
-"Same host" is proved by what works: the peer's abstract unix socket answers, its uid is ours, its hello is that of the
-instance we expect, and it passes us a file descriptor. Names and addresses prove nothing.
+"Same host" is proved by what works: the peer's abstract unix socket answers, its uid is ours, its hello is
+that of the instance we expect, and it passes us a file descriptor. Names and addresses prove nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from moonpool.errors import MoonpoolError
-from moonpool.native.io.memory import map_memory
+from moonpool.errors import MoonpoolError, ProtocolError
+from moonpool.native.io.memory import MAPPING_BYTES_MAX, SharedMemory, map_memory
 from moonpool.native.io.shm import VmSession, add_mapped_path, add_vm_path
 from moonpool.transport.base import Capabilities, PathInfo
 
 if TYPE_CHECKING:
+    from moonpool.engine.control import Result
     from moonpool.engine.peers import Peer
     from moonpool.engine.region import Region, RemoteRegion
     from moonpool.engine.segment import Segment
@@ -64,15 +65,9 @@ class ShmTransport:
     def _map(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
         try:
             with peer.request("map", {"handle": region.handle, "access": int(region.access)}) as answer:
-                (fd,) = answer.take_fds()
-                offset = int(answer.value["offset"])
-                length = int(answer.value["size"])
-            mapping = map_memory(fd, length, writable=bool(answer.value["writable"]))
-        except (MoonpoolError, ValueError, KeyError, TypeError) as problem:
+                mapping, offset = _map_answer(answer, region)
+        except MoonpoolError as problem:
             segment.note_unreachable(region.handle, self.name, problem)
-            return False
-        if offset + region.size_bytes > mapping.size_bytes:
-            segment.note_unreachable(region.handle, self.name, ValueError("the region ends behind its memfd"))
             return False
         segment.native.set_mapping(region.handle, mapping.address + offset, mapping.writable, mapping)
         segment.mappings[region.handle] = mapping
@@ -86,3 +81,18 @@ class ShmTransport:
             return False
         segment.native.set_process_vm(region.handle)
         return True
+
+
+def _map_answer(answer: Result, region: RemoteRegion) -> tuple[SharedMemory, int]:
+    """Map what an owner passed for a region: the mapping, and where in it the region starts.
+
+    ProtocolError for an answer that makes no sense: nothing that a peer says may lead outside the mapping.
+    """
+    about = answer.value if isinstance(answer.value, Mapping) else {}
+    offset, size = about.get("offset"), about.get("size")
+    if len(answer.fds) != 1 or type(offset) is not int or type(size) is not int:
+        raise ProtocolError("the answer to map is one descriptor, an offset and a size")
+    if offset < 0 or not offset + region.size_bytes <= size <= MAPPING_BYTES_MAX:
+        raise ProtocolError(f"a region of {region.size_bytes} bytes at {offset} is not inside {size} bytes")
+    (fd,) = answer.take_fds()
+    return map_memory(fd, size, writable=about.get("writable") is True), offset

@@ -20,4 +20,9 @@ static inline uint64_t mp_now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
+/* The monotonic time so many seconds from now. What is negative or no number counts as 0; 30 years are enough for all. */
+static inline uint64_t mp_deadline_ns(double timeout_s) {
+    if (!(timeout_s > 0)) return mp_now_ns();
+    return mp_now_ns() + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
+}
 #endif

@@ -7,11 +7,12 @@ When it has ended, no thread touches its memory: that is why only the driver end
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer
 from cpython.buffer cimport PyObject_GetBuffer, Py_buffer
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from moonpool.native.io.copying cimport DIGEST_CHUNK
-from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_now_ns, mp_store32, mp_swap_if32
+from moonpool.native.io.guard cimport mp_add32, mp_deadline_ns, mp_load32, mp_now_ns, mp_store32, mp_swap_if32
 from moonpool.native.io.memory cimport BufferHold
 
 from array import array
@@ -31,6 +32,8 @@ cdef extern from "sys/socket.h" nogil:
     int SHUT_RDWR
 
 OPERATIONS = {OP_READ: "READ", OP_WRITE: "WRITE"}
+# Transfers are counted in 32 bits where a path lists those that it carries.
+TRANSFERS_MAX = 0xFFFFFFFF
 
 
 cdef void batch_release(mp_batch* batch) noexcept nogil:
@@ -110,6 +113,8 @@ cdef void batch_drive(mp_batch* batch) noexcept nogil:
     cdef int early = batch_interrupted(batch)
     if early:
         batch_fail_pending(batch, early)
+    elif batch.run == NULL:
+        batch_fail_pending(batch, INTERNAL)  # never bound to a segment
     else:
         batch.run(batch.segment, batch)
         batch_fail_pending(batch, UNSUPPORTED)  # what no path took
@@ -125,7 +130,7 @@ cdef fill_u64(uint64_t* target, uint64_t n, value, str name):
     cdef Py_buffer view
     cdef uint64_t i, scalar
     if isinstance(value, int) or not (PyObject_CheckBuffer(value) or isinstance(value, (list, tuple))):
-        scalar = value
+        scalar = PyNumber_Index(value)  # a float would be cut to an integer without a word
         for i in range(n):
             target[i] = scalar
         return
@@ -148,7 +153,7 @@ cdef int64_t words_of(value, Py_buffer* view) except -2:
         return -1
     try:
         PyObject_GetBuffer(value, view, PyBUF_FORMAT | PyBUF_ND)
-    except BufferError:
+    except (BufferError, ValueError):  # numpy raises the latter
         return -1
     if view.ndim != 1 or view.itemsize != 8 or view.format == NULL or view.format[0] not in b"QqLl":
         PyBuffer_Release(view)
@@ -214,8 +219,10 @@ cdef class Batch:
     """One batch. Made by the engine; see `moonpool.engine.batch` for the face that users hold."""
 
     def __cinit__(self, int op, uint64_t n):
-        if n == 0:
-            raise UsageError("a batch has at least one transfer")
+        if n == 0 or n > TRANSFERS_MAX:
+            raise UsageError(f"a batch has 1 to {TRANSFERS_MAX} transfers, not {n}", limit=TRANSFERS_MAX)
+        if op not in OPERATIONS:
+            raise UsageError(f"a batch reads (1) or writes (2); there is no operation {op}")
         self.raw = <mp_batch*>calloc(1, sizeof(mp_batch))
         if self.raw == NULL:
             raise MemoryError
@@ -252,15 +259,17 @@ cdef class Batch:
         """Set the transfer arrays: scalars are broadcast, buffers and sequences are copied."""
         cdef mp_batch* batch = self.raw
         cdef uint64_t i, chunks = 0
+        if batch.digest_at != NULL:
+            raise UsageError("a batch is filled once")
         if isinstance(local, BufferHold):
-            self.holds = local
-            batch.trusted = 1
             fill_u64(batch.local, batch.n, local.address, "local")
         else:
             fill_u64(batch.local, batch.n, local, "local")
         fill_u64(batch.region, batch.n, region, "region")
         fill_u64(batch.offset, batch.n, offset, "offset")
         fill_u64(batch.length, batch.n, length, "length")
+        if isinstance(local, BufferHold):
+            self._trust(local)
         if path is not None:
             batch.path = <uint16_t*>&batch.single[5] if batch.n == 1 else <uint16_t*>(batch.length + batch.n)
             fill_u16(batch.path, batch.n, path)
@@ -279,10 +288,27 @@ cdef class Batch:
         if batch.digest == NULL:
             raise OutOfMemory("no memory for digests")
 
+    def _trust(self, BufferHold held):
+        """Let the transfers use a held buffer without a look-up, once all are known to lie inside it."""
+        cdef mp_batch* batch = self.raw
+        cdef uint64_t i, start
+        if batch.op == OP_READ and not held.writable:
+            raise UsageError("this buffer is read-only, but the transfer would write into it")
+        for i in range(batch.n):
+            start = batch.local[i] - held.address
+            if start > held.size_bytes or batch.length[i] > held.size_bytes - start:
+                raise UsageError(
+                    f"length {batch.length[i]} is more than the buffer's {held.size_bytes} bytes",
+                    field="length", index=i,
+                )
+        self.holds = held
+        batch.trusted = 1
+
     def attach_notice(self, bytes message) -> None:
         """Send this notification to the segment's owner once every transfer completed."""
         cdef const char* data = message
         cdef size_t size = len(message)
+        free(self.raw.notice)
         self.raw.notice = malloc(size + 1)
         if self.raw.notice == NULL:
             raise OutOfMemory("no memory for a notification")
@@ -292,7 +318,7 @@ cdef class Batch:
     def set_timeout(self, timeout_s) -> None:
         """Deadline from now; None for none."""
         self.raw.started_ns = mp_now_ns()
-        self.raw.deadline_ns = 0 if timeout_s is None else self.raw.started_ns + <uint64_t>(<double>timeout_s * 1e9)
+        self.raw.deadline_ns = 0 if timeout_s is None else mp_deadline_ns(timeout_s)
 
     cdef void bind(self, void* segment, int (*run)(void*, mp_batch*) noexcept nogil, object owner):
         self.raw.segment = segment
@@ -317,7 +343,7 @@ cdef class Batch:
         if timeout_s is None:
             self.drive_here()
         else:
-            deadline = mp_now_ns() + <uint64_t>(<double>timeout_s * 1e9)
+            deadline = mp_deadline_ns(timeout_s)
         with nogil:
             pthread_mutex_lock(&batch.lock)
             while mp_load32(&batch.state) != STATE_ENDED:
@@ -381,16 +407,22 @@ cdef class Batch:
             (<const char*>batch.length)[:size],
         )
 
-    def share_deadline(self, Batch other) -> None:
-        """Take another batch's start and deadline."""
-        self.raw.started_ns = other.raw.started_ns
-        self.raw.deadline_ns = other.raw.deadline_ns
+    def be_part_of(self, Batch whole) -> None:
+        """Carry pieces of another batch: take over its start, its deadline and the buffer it holds."""
+        self.raw.started_ns = whole.raw.started_ns
+        self.raw.deadline_ns = whole.raw.deadline_ns
+        if whole.holds is not None:
+            self._trust(whole.holds)
 
     def settle_as(self, failed) -> None:
         """End a batch that was carried as parts: `failed` maps transfer index to status, all others are COMPLETE."""
+        cdef uint64_t place
         memset(self.raw.status, COMPLETE, self.raw.n)
         for index, status in failed.items():
-            self.raw.status[<uint64_t>index] = <uint8_t>status
+            place = index
+            if place >= self.raw.n:
+                raise UsageError(f"the batch has {self.raw.n} transfers and no {index}")
+            self.raw.status[place] = status
         batch_finish(self.raw)
 
     @property

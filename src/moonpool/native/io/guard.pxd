@@ -10,6 +10,7 @@ cdef extern from "atomics.h" nogil:
     uint64_t mp_count(const uint64_t* p)
     void mp_tally(uint64_t* p, uint64_t v)
     uint64_t mp_now_ns()
+    uint64_t mp_deadline_ns(double timeout_s)
 
 cdef extern from "guard.h" nogil:
     ctypedef struct mp_guard:
