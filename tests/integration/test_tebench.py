@@ -176,7 +176,7 @@ def test_a_target_killed_in_mid_run_ends_the_initiator_with_a_typed_error(transp
             BUFFER,
             f"--xport_type={transport}",
             "--json",
-            "--duration=0.05",
+            "--duration=0.3",
             "--warmup=0",
             "--max_block_size=4KiB",
             "--max_batch_size=512",
