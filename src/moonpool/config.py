@@ -98,7 +98,7 @@ class EngineConfig:
     #: How many microseconds a waiting caller polls before it sleeps; 0 never polls.
     spin_us: int = 50
     #: Only batches of at most this many bytes poll before sleeping.
-    spin_max_bytes: int = 1 * MIB
+    spin_max_bytes: int = 256 * KIB
     #: Deadline of a batch whose call gives none, in milliseconds.
     transfer_timeout_ms: int = 30_000
     #: Longest wait for a connection to be made, in milliseconds.
@@ -129,8 +129,8 @@ class EngineConfig:
     notifications_max: int = 4_096
     #: Longest notification, in bytes; the wire allows 65,536.
     notification_bytes_max: int = 65_536
-    #: Copies of at least this many bytes use non-temporal stores, which spare the cache.
-    non_temporal_min_bytes: int = 256 * KIB
+    #: Batches of at least this many bytes are copied with non-temporal stores, which spare the cache.
+    non_temporal_min_bytes: int = 32 * KIB
     #: Ask for huge pages (MFD_HUGETLB) in `allocate`; an error when the system has none to give.
     huge_pages: bool = False
     #: How long a published name outlives its process, in milliseconds; renewed at a third of it.

@@ -61,6 +61,7 @@ class Engine:
             self._table,
             io=io_way(config),
             spin_ns=config.spin_us * NS_PER_US,
+            spin_max_bytes=config.spin_max_bytes,
             stall_ns=config.stall_timeout_ms * NS_PER_MS,
             lanes_max=config.connections_max,
             notices_max=config.notifications_max,

@@ -27,6 +27,7 @@ cdef mp_xxh3_fn xxh3 = mp_pick_xxh3()
 
 
 cdef void copy_bytes(void* target, const void* source, size_t n, size_t stream_min) noexcept nogil:
+    """Copy; from stream_min bytes on by non-temporal stores, after which the caller owes a store_fence."""
     if n >= stream_min:
         mp_copy_stream(stream, <char*>target, <const char*>source, n)
     else:
@@ -106,6 +107,7 @@ def copy_buffer(target, source, *, size_t stream_min_bytes=262144, bint digest=F
             if not digest:
                 with nogil:
                     copy_bytes(t.buf, s.buf, s.len, stream_min_bytes)
+                    mp_fence()
                 return None
             holder = bytearray(8 * ((s.len + DIGEST_CHUNK - 1) // DIGEST_CHUNK))
             if s.len:
@@ -113,6 +115,7 @@ def copy_buffer(target, source, *, size_t stream_min_bytes=262144, bint digest=F
                 out = &digests[0]
                 with nogil:
                     copy_digest(t.buf, s.buf, s.len, stream_min_bytes, out)
+                    mp_fence()
             return memoryview(holder).cast("Q").tolist()
         finally:
             PyBuffer_Release(&t)

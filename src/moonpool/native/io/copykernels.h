@@ -1,5 +1,5 @@
 /* Copies with non-temporal stores for cold blocks: on a block that nobody reads soon they save the read-for-ownership and
- * leave the caches alone, 1.4-1.85x memcpy (bench/ceiling). Short or hot blocks are memcpy's. */
+ * leave the caches alone, 1.4-1.9x memcpy from 4 KiB up (bench/ceiling). Hot blocks are memcpy's. */
 #ifndef MOONPOOL_COPYKERNELS_H
 #define MOONPOOL_COPYKERNELS_H
 #include <stddef.h>
@@ -23,7 +23,6 @@ __attribute__((target("avx2"))) static void mp_stream_avx2(char *d, const char *
             _mm256_stream_si256((__m256i *)(d + i + 32), b);
         }
     }
-    _mm_sfence();
 }
 __attribute__((target("avx512f"))) static void mp_stream_avx512(char *d, const char *s, size_t blocks) {
     for (; blocks; blocks--, d += 256, s += 256) {
@@ -38,7 +37,6 @@ __attribute__((target("avx512f"))) static void mp_stream_avx512(char *d, const c
         _mm512_stream_si512((__m512i *)(d + 128), c);
         _mm512_stream_si512((__m512i *)(d + 192), e);
     }
-    _mm_sfence();
 }
 static inline void mp_fence(void) { _mm_sfence(); }
 static mp_stream_fn mp_pick_stream(const char **name) {
@@ -53,7 +51,7 @@ static inline void mp_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static mp_stream_fn mp_pick_stream(const char **name) { *name = "memcpy"; return 0; }
 #endif
 
-/* Streams the 64-byte-aligned middle; head and tail are plain. Regions must not overlap. */
+/* Streams the 64-byte-aligned middle; head and tail are plain. Regions must not overlap. Callers end with mp_fence. */
 static inline void mp_copy_stream(mp_stream_fn stream, char *d, const char *s, size_t n) {
     size_t head = (size_t)(-(uintptr_t)d & 63), blocks;
     if (!stream || n < 512) { memcpy(d, s, n); return; }

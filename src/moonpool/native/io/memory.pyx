@@ -11,6 +11,7 @@ from libc.errno cimport EINVAL, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 
 import os
+from itertools import zip_longest
 
 from moonpool.errors import ResourceError, UnsupportedMemory, UsageError
 
@@ -71,7 +72,13 @@ cdef class SharedMemory:
 
     def read_only_fd(self) -> int:
         """A new fd of the same memory that can be mapped for reading only; the caller closes it."""
-        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise UsageError("this memory is closed")
+        try:
+            return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as problem:
+            raise ResourceError(f"opening a memfd for reading failed: {problem.strerror}",
+                                errno=problem.errno) from problem
 
     def close(self) -> None:
         """Unmap and close. Idempotent; UsageError while buffer views of it are alive."""
@@ -203,7 +210,7 @@ cdef class BufferHold:
         if PyObject_CheckBuffer(source):
             self._take_buffer(source, writable)
         elif hasattr(source, "__array_interface__"):
-            self._take_array_interface(source, writable)
+            self._take_array_interface(source)
         elif hasattr(source, "__dlpack__"):
             self._take_dlpack(source)
         else:
@@ -231,22 +238,30 @@ cdef class BufferHold:
         self.size_bytes = self.view.len
         self.writable = not self.view.readonly
 
-    def _take_array_interface(self, source, bint writable):
+    def _take_array_interface(self, source):
         about = source.__array_interface__
-        if about.get("strides") is not None:
-            raise UsageError("this array is strided: pass a C-contiguous one")
-        size = int(about["typestr"][2:])
-        for extent in about["shape"]:
+        data, kind = about.get("data"), about["typestr"]
+        if not isinstance(data, tuple):
+            # It may be a buffer instead, whose first byte would then pass for an address.
+            raise UsageError("__array_interface__ gives no data pointer: pass the buffer itself")
+        if kind[1] not in "biufcSV":
+            raise UsageError(f"elements of type {kind!r} are no plain bytes: pass a view of the array as uint8")
+        size = int(kind[2:])
+        strides = about.get("strides") or ()
+        for extent, stride in zip_longest(reversed(about["shape"]), reversed(strides)):
+            if stride is not None and extent != 1 and stride != size:
+                raise UsageError("this array is strided: pass a C-contiguous one")
             size *= int(extent)
-        if about.get("data") is None:
-            raise UsageError("__array_interface__ gives no data pointer")
         self.keep = source
-        self.address = int(about["data"][0])
-        self.writable = not about["data"][1]
+        self.address = int(data[0])
+        self.writable = not data[1]
         self.size_bytes = size
 
     def _take_dlpack(self, source):
-        capsule = source.__dlpack__()
+        try:
+            capsule = source.__dlpack__()
+        except (BufferError, RuntimeError) as problem:
+            raise UsageError(f"this tensor cannot be used ({problem})") from problem
         if not PyCapsule_IsValid(capsule, b"dltensor"):
             raise UsageError("__dlpack__ gave no unversioned capsule")
         cdef DLTensor* tensor = <DLTensor*>PyCapsule_GetPointer(capsule, b"dltensor")
@@ -259,7 +274,7 @@ cdef class BufferHold:
             expected *= tensor.shape[axis]
         self.keep = (capsule, source)
         self.address = <uint64_t><size_t>tensor.data + tensor.byte_offset
-        self.size_bytes = <uint64_t>expected * (tensor.bits * tensor.lanes + 7) // 8
+        self.size_bytes = <uint64_t>expected * <uint64_t>((tensor.bits * tensor.lanes + 7) // 8)
         self.writable = True
 
     def release(self) -> None:

@@ -14,7 +14,7 @@ from moonpool.native.io.guard cimport (
     mp_guard_lock,
     mp_guard_unlock,
     mp_guard_users,
-    mp_now_ns,
+    mp_deadline_ns,
 )
 
 from moonpool.errors import LimitExceeded, OutOfMemory, StaleHandle, UsageError
@@ -171,7 +171,9 @@ cdef class LocalRegions:
         cdef mp_regions* table = self.table
         cdef uint32_t place
         for place in range(table.live):
-            if table.order[place].base <= address and address + length <= table.order[place].end:
+            if table.order[place].base <= address <= table.order[place].end and (
+                length <= table.order[place].end - address
+            ):
                 return table.slots[table.order[place].slot].handle
         return 0
 
@@ -200,7 +202,7 @@ cdef class LocalRegions:
 
     def drain(self, double timeout_s) -> bool:
         """Wait until everyone inside the table at this moment has left. The GIL is released."""
-        cdef uint64_t deadline = mp_now_ns() + <uint64_t>(timeout_s * 1e9)
+        cdef uint64_t deadline = mp_deadline_ns(timeout_s)
         cdef int rc
         with nogil:
             rc = mp_guard_drain(&self.table.guard, deadline)

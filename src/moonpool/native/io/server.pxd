@@ -43,6 +43,7 @@ cdef struct mp_server:
     int32_t stopping
     mp_regions* regions
     uint64_t spin_ns
+    uint64_t spin_max_bytes
     uint64_t stall_ns
     int io
     mp_notice* first

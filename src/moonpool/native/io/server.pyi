@@ -10,6 +10,7 @@ class TargetServer:
         *,
         io: int,
         spin_ns: int,
+        spin_max_bytes: int,
         stall_ns: int,
         lanes_max: int,
         notices_max: int,

@@ -333,6 +333,8 @@ cdef int serve_one(mp_connection* c) noexcept nogil:
         return PROTOCOL
     c.begin += HEADER_BYTES
     mp_tally(&c.server.groups, 1)
+    # After a large group the next request is not near: looking out for it would only burn CPU.
+    c.stream.spin_ns = c.server.spin_ns if header.payload <= c.server.spin_max_bytes else 0
     if header.op == OP_READ or header.op == OP_WRITE:
         status = need(c, header.count * ENTRY_BYTES, False)
         if status:
@@ -394,8 +396,8 @@ cdef void connection_free(mp_connection* c) noexcept nogil:
 cdef class TargetServer:
     """Serves this process's regions on accepted lanes. Methods are called with the GIL held."""
 
-    def __cinit__(self, LocalRegions regions, *, int io, uint64_t spin_ns, uint64_t stall_ns, unsigned int lanes_max,
-                  unsigned int notices_max):
+    def __cinit__(self, LocalRegions regions, *, int io, uint64_t spin_ns, uint64_t spin_max_bytes, uint64_t stall_ns,
+                  unsigned int lanes_max, unsigned int notices_max):
         self.raw = <mp_server*>calloc(1, sizeof(mp_server))
         if self.raw == NULL:
             raise MemoryError
@@ -404,6 +406,7 @@ cdef class TargetServer:
         self.raw.regions = regions.table
         self.raw.io = io
         self.raw.spin_ns = spin_ns
+        self.raw.spin_max_bytes = spin_max_bytes
         self.raw.stall_ns = stall_ns
         self.raw.n_max = lanes_max
         self.raw.n_notices_max = notices_max

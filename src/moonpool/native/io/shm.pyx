@@ -58,6 +58,8 @@ cdef enum:
     # process_vm works on pinned pages; a bounded piece bounds how long a deadline waits for it.
     VM_PIECE_BYTES = 4 << 20
     VM_VECTOR = 64
+    # Below it a plain copy is as quick, and likely to be of something hot.
+    STREAM_PIECE_BYTES = 4096
 
 cdef struct mp_vm:
     int pid
@@ -65,16 +67,27 @@ cdef struct mp_vm:
     int32_t refused     # set when the kernel refused once: this session then goes by the next path
 
 
-cdef int copy_one(mp_segment* segment, mp_batch* batch, uint64_t i, char* there) noexcept nogil:
+cdef uint64_t stream_from(mp_segment* segment, mp_batch* batch) noexcept nogil:
+    """The size from which this batch's transfers are streamed past the caches.
+
+    What counts is how much the batch moves: blocks of a small batch are likely to be used at once and stay in the cache.
+    """
+    cdef uint64_t i, total = 0
+    for i in range(batch.n):
+        total += batch.length[i]
+        if total >= segment.stream_min_bytes:
+            return STREAM_PIECE_BYTES
+    return <uint64_t>-1
+
+
+cdef int copy_one(mp_batch* batch, uint64_t i, char* there, uint64_t stream_min) noexcept nogil:
     """Copy transfer i between its local range and `there`; a status."""
     cdef char* here = <char*><size_t>batch.local[i]
     cdef char* source = there if batch.op == OP_READ else here
     cdef char* target = here if batch.op == OP_READ else there
     cdef uint64_t done = 0, n = batch.length[i], piece
-    cdef uint64_t stream_min = segment.stream_min_bytes if n >= segment.stream_min_bytes else n + 1
     cdef int early
-    if n >= segment.stream_min_bytes:
-        stream_min = 0
+    stream_min = 0 if n >= stream_min else <uint64_t>-1
     while done < n:
         piece = n - done if n - done < PIECE_BYTES else PIECE_BYTES
         if batch.digest != NULL:
@@ -93,6 +106,7 @@ cdef int copy_one(mp_segment* segment, mp_batch* batch, uint64_t i, char* there)
 cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept nogil:
     """Carry what lies in mapped regions. Returns how many transfers are left for other paths."""
     cdef uint64_t i, started = mp_now_ns(), carried = 0, n_bytes = 0, left = 0, since = 0
+    cdef uint64_t stream_min = stream_from(segment, batch)
     cdef mp_remote_region* region
     cdef int status
     for i in range(batch.n):
@@ -106,7 +120,7 @@ cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
         if batch.op != OP_READ and not region.map_writable:
             batch.status[i] = ACCESS_DENIED
             continue
-        status = copy_one(segment, batch, i, region.map + batch.offset[i])
+        status = copy_one(batch, i, region.map + batch.offset[i], stream_min)
         if status == COMPLETE:
             carried += 1
             n_bytes += batch.length[i]

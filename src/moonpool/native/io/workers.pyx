@@ -1,6 +1,7 @@
 """Worker threads: they drive the batches that nobody waits on. Started with the first such batch."""
 
 from moonpool.native.io.batch cimport (
+    STATE_NEW,
     STATE_QUEUED,
     STATE_RUNNING,
     Batch,
@@ -18,9 +19,9 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from moonpool.native.io.guard cimport mp_add32, mp_store32, mp_swap_if32
+from moonpool.native.io.guard cimport mp_add32, mp_swap_if32
 
-from moonpool.errors import EngineClosed, QueueFull, ResourceError
+from moonpool.errors import EngineClosed, QueueFull, ResourceError, UsageError
 
 WORKERS_MAX = 64
 
@@ -83,8 +84,10 @@ cdef class WorkerPool:
                 raise EngineClosed()
             raise QueueFull(f"{self.queued_max} batches are queued; wait for some, or raise queued_batches_max",
                             limit=self.queued_max)
+        if not mp_swap_if32(&raw.state, STATE_NEW, STATE_QUEUED):
+            pthread_mutex_unlock(&self.pool.lock)
+            raise UsageError("a batch is submitted once, and not after it was driven")
         mp_add32(&raw.references, 1)
-        mp_store32(&raw.state, STATE_QUEUED)
         raw.next = NULL
         if self.pool.tail == NULL:
             self.pool.head = raw
@@ -92,7 +95,8 @@ cdef class WorkerPool:
             self.pool.tail.next = raw
         self.pool.tail = raw
         self.pool.queued += 1
-        start = self.pool.idle == 0 and self.running < self.threads
+        # A thread that was woken counts as idle until it runs: it can take one batch, not all that are queued.
+        start = self.pool.queued > self.pool.idle and self.running < self.threads
         pthread_cond_signal(&self.pool.work)
         pthread_mutex_unlock(&self.pool.lock)
         if start:
@@ -107,15 +111,16 @@ cdef class WorkerPool:
 
     def close(self) -> None:
         """Stop: queued batches still run to their ends (cancel them first), then the threads are joined."""
-        cdef unsigned int i
+        cdef unsigned int i, running = self.running
+        self.running = 0
         pthread_mutex_lock(&self.pool.lock)
         self.pool.stop = 1
         pthread_cond_broadcast(&self.pool.work)
         pthread_mutex_unlock(&self.pool.lock)
         with nogil:
-            for i in range(self.running):
+            for i in range(running):
                 mp_join_thread(self.handles[i])
-        self.running = 0
+            pool_work(&self.pool)  # what is queued where no thread could be started
 
     def forget_after_fork(self) -> None:
         """In a forked child there are no threads to join."""
