@@ -1,0 +1,197 @@
+"""The ways that bytes can go, and a pair of engines for each; the tests of this folder run over all of them.
+
+A pair lives in this one process, so that a test can look at both ends of a transfer; `local` pairs an engine
+with itself. tests/integration runs the same engines as processes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from moonpool import Access, Engine, Region, Segment
+
+Bytes = npt.NDArray[np.uint8]
+
+WAIT_S = 20.0
+GUARD_BYTES = 64
+GUARD = 0xA5
+SECRET = b"a secret of the contract suite"
+#: Settings of every engine unless its way says otherwise: bounds that end a broken test soon.
+BOUNDS: dict[str, Any] = {"transfer_timeout_ms": 20_000, "stall_timeout_ms": 8_000, "lanes_per_peer_max": 4}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to move bytes: the transports of the initiator, and what kind of memory the target offers."""
+
+    name: str
+    transports: tuple[str, ...]
+    config: dict[str, Any] = field(default_factory=dict)
+    foreign: bool = False
+    to_itself: bool = False
+
+    @property
+    def transport(self) -> str:
+        """The transport that the segment's first path must have."""
+        return self.transports[0]
+
+    @property
+    def by_lane(self) -> bool:
+        """True when bytes go through a socket."""
+        return self.transport == "tcp"
+
+
+WAYS = [
+    Way("local", ("local",), to_itself=True),
+    Way("shm-mapped", ("shm",)),
+    Way("shm-process_vm", ("shm",), foreign=True),
+    Way("tcp-blocking", ("tcp",), {"tcp_io": "blocking"}),
+    Way("tcp-epoll", ("tcp",), {"tcp_io": "epoll"}),
+    Way("tcp-io_uring", ("tcp",), {"tcp_io": "io_uring"}),
+    Way("tcp-ipv6", ("tcp",), {"bind_host": "::1"}, foreign=True),
+    Way("tcp-striped", ("tcp",), {"bulk_lanes": 3, "stripe_min_bytes": 64 << 10}),
+    Way("shm-secret", ("shm",), {"cluster_secret": SECRET}),
+    Way("tcp-secret", ("tcp",), {"cluster_secret": SECRET}),
+]
+
+
+def make_pattern(size: int, seed: int = 0) -> Bytes:
+    """Bytes that depend on their position, so that a piece at the wrong place shows: uint8[size]."""
+    place = np.arange(size, dtype=np.uint64)
+    mixed = (place + np.uint64(seed * 1_000_003 + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(37)).astype(np.uint8)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for something that another thread brings about; fails after a generous bound."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.001)
+
+
+class Guarded:
+    """A buffer between two guards, registered or not: `array` is what transfers use."""
+
+    def __init__(self, size: int, fill: int = 0, shift: int = 0) -> None:
+        whole = np.full(size + 2 * GUARD_BYTES + shift, GUARD, dtype=np.uint8)
+        self._whole = whole
+        self._start = GUARD_BYTES + shift
+        self._stop = self._start + size
+        self.array = whole[self._start : self._stop]
+        self.array[:] = fill
+        self.address = int(self.array.ctypes.data)
+        self.size = size
+
+    def check_guards(self) -> None:
+        """Fails when a byte outside the buffer was touched."""
+        assert (self._whole[: self._start] == GUARD).all(), "bytes before the buffer were overwritten"
+        assert (self._whole[self._stop :] == GUARD).all(), "bytes behind the buffer were overwritten"
+
+
+@dataclass
+class Pair:
+    """Two engines, the segment of `target` opened by `initiator`, and memory on both sides."""
+
+    way: Way
+    initiator: Engine
+    target: Engine
+    segment: Segment
+    name: str
+
+    def offer(self, size: int, access: Access = Access.READ_WRITE, seed: int = 1) -> tuple[Region, Bytes]:
+        """A region of the target filled with a pattern, of the kind the way is for, known to the segment."""
+        if self.way.foreign:
+            content = make_pattern(size, seed)
+            region = self.target.register(content, access=access)
+        else:
+            region = self.target.allocate(size, access=access)
+            content = np.frombuffer(region.view, dtype=np.uint8)[:size]
+            content[:] = make_pattern(size, seed)
+        if not self.way.to_itself:
+            self.initiator.refresh(self.segment)
+        return region, content
+
+    def buffer(self, size: int, fill: int = 0, shift: int = 0) -> Guarded:
+        """A guarded buffer registered with the initiator."""
+        guarded = Guarded(size, fill, shift)
+        # Registered with its guards: a transfer that strays into them must be seen, not refused.
+        self.initiator.register(guarded._whole, access=Access.NONE)
+        return guarded
+
+
+@contextlib.contextmanager
+def open_pair(way: Way, **changes: Any) -> Iterator[Pair]:
+    """Makes a pair and closes both ends."""
+    config = {**BOUNDS, **way.config, **changes}
+    with Engine(transports=way.transports, **config) as initiator:
+        if way.to_itself:
+            yield Pair(way, initiator, initiator, initiator.open(initiator.endpoint), initiator.endpoint)
+            return
+        with Engine(transports=("shm", "tcp"), **config) as target:
+            segment = initiator.open(target.endpoint)
+            assert segment.paths[0].transport == way.transport
+            yield Pair(way, initiator, target, segment, target.endpoint)
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def way(request: pytest.FixtureRequest) -> Way:
+    chosen: Way = request.param
+    return chosen
+
+
+@pytest.fixture
+def pair(way: Way) -> Iterator[Pair]:
+    with open_pair(way) as made:
+        yield made
+
+
+@pytest.fixture
+def make_pair(way: Way) -> Iterator[Callable[..., Pair]]:
+    """Makes pairs with other settings than the usual ones; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(open_pair(way, **changes))
+
+
+@pytest.fixture(scope="session")
+def pattern() -> Callable[..., Bytes]:
+    """`pattern(size, seed)`: bytes that depend on their position."""
+    return make_pattern
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], bool], str], None]:
+    """`eventually(condition, what)`: waits for it, and fails after a generous bound."""
+    return wait_until
+
+
+def fd_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def native_threads() -> list[str]:
+    """Names of this process's threads that Moonpool started."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            names.append((task / "comm").read_text().strip())
+    return [name for name in names if name.startswith("moonpool")]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Descriptors and threads are as they were before the test."""
+    before = fd_count()
+    yield
+    wait_until(lambda: not native_threads(), f"threads end: {native_threads()}")
+    wait_until(lambda: fd_count() <= before, f"{before} descriptors were open before, {fd_count()} after")
