@@ -1,7 +1,9 @@
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 from moonpool.native.io.batch import Batch
 from moonpool.native.io.regions import LocalRegions
+
+DRAIN_S: Final[float]
 
 @final
 class NativeSegment:

@@ -12,6 +12,7 @@ from moonpool.native.io.batch cimport (
     COMPLETE,
     NOT_REGISTERED,
     OP_READ,
+    OP_WRITE,
     OUT_OF_RANGE,
     ACCESS_DENIED,
     PENDING,
@@ -26,6 +27,7 @@ from moonpool.native.io.batch cimport (
 )
 from moonpool.native.io.guard cimport (
     mp_count,
+    mp_deadline_ns,
     mp_guard_destroy,
     mp_guard_drain,
     mp_guard_enter_locked,
@@ -40,7 +42,10 @@ from moonpool.native.io.guard cimport (
 )
 from moonpool.native.io.regions cimport ACCESS_READ, ACCESS_WRITE, KEY_BYTES, LocalRegions, regions_cover
 
-from moonpool.errors import LimitExceeded, OutOfMemory, StaleHandle, UsageError
+from moonpool.errors import LimitExceeded, OutOfMemory, RevokeIncomplete, StaleHandle, UsageError
+
+# How long a new region waits for the batches that may still use the old one in its slot.
+DRAIN_S = 1.0
 
 cdef enum:
     # Look-ups done under the table's lock at a time, so that a huge batch cannot hold others up.
@@ -162,6 +167,8 @@ cdef class NativeSegment:
         cdef mp_batch batch
         cdef uint8_t mark = PENDING
         cdef uint32_t index = <uint32_t>region
+        if op != OP_READ and op != OP_WRITE:
+            raise UsageError(f"a transfer reads (1) or writes (2); there is no operation {op}")
         batch_on_stack(&batch, op, &mark)
         batch.local = &local
         batch.region = &region
@@ -208,8 +215,14 @@ cdef class NativeSegment:
         cdef mp_remote_region* region = &self.raw.slots[index]
         if region.handle == handle:
             return
-        if region.handle != 0:
-            self.drop_region(region.handle, 1.0)
+        if region.length != 0:
+            # The slot was used before: a batch that still looks at the old region must not meet half of the new one.
+            drained = self.drop_region(region.handle, DRAIN_S) if region.handle else self.drain(DRAIN_S)
+            if not drained:
+                raise RevokeIncomplete(
+                    "a transfer still uses the region whose place a new one takes: let it end, then refresh",
+                    region=handle,
+                )
         mp_guard_lock(&self.raw.guard)
         region.base = base
         region.length = length
@@ -259,7 +272,7 @@ cdef class NativeSegment:
 
     def drain(self, double timeout_s) -> bool:
         """Wait until the batches running at this moment have ended."""
-        cdef uint64_t deadline = mp_now_ns() + <uint64_t>(timeout_s * 1e9)
+        cdef uint64_t deadline = mp_deadline_ns(timeout_s)
         cdef int rc
         with nogil:
             rc = mp_guard_drain(&self.raw.guard, deadline)

@@ -5,6 +5,8 @@ between the socket and the regions, and answers. It yields and looks again for s
 Nothing an initiator sends can make it touch memory outside a region: addresses come only from the table.
 """
 
+cimport cython
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memmove
@@ -30,6 +32,7 @@ from moonpool.native.io.batch cimport (
 from moonpool.native.io.frames cimport MP_GROUP_MAX, MP_LENGTH_MAX, MP_MAGIC, MP_NOTICE_MAX, MP_REPLY, mp_header
 from moonpool.native.io.guard cimport (
     mp_count,
+    mp_deadline_ns,
     mp_guard_enter_locked,
     mp_guard_leave,
     mp_guard_lock,
@@ -393,6 +396,7 @@ cdef void connection_free(mp_connection* c) noexcept nogil:
     free(c)
 
 
+@cython.no_gc_clear  # lane threads use the region table: a collection must not take it from under them
 cdef class TargetServer:
     """Serves this process's regions on accepted lanes. Methods are called with the GIL held."""
 
@@ -418,7 +422,9 @@ cdef class TargetServer:
         if self.raw == NULL:
             return
         if self.raw.n_connections:
-            return  # lane threads still run: leaking the structure is the only safe thing left
+            # Lane threads still run: leaking what they use, the region table too, is the only safe thing left.
+            Py_INCREF(self.regions)
+            return
         self._drop_notices()
         if self.raw.notice_fd >= 0:
             close(self.raw.notice_fd)
@@ -456,7 +462,7 @@ cdef class TargetServer:
         c.pieces = <iovec*>malloc((PIECES + 2) * sizeof(iovec))
         memcpy(c.peer, peer, 16)
         if c.stage == NULL or c.trash == NULL or c.pieces == NULL or stream_open(&c.stream, fd, self.raw.io) != COMPLETE:
-            c.stream.fd = -1
+            c.stream.fd = c.stream.epoll_fd = -1
             connection_free(c)
             raise OutOfMemory("no memory for a lane")
         c.stream.spin_ns = self.raw.spin_ns
@@ -496,7 +502,7 @@ cdef class TargetServer:
     def close(self, double timeout_s) -> bool:
         """Shut every lane down and wait for their threads; False when some did not end in time."""
         cdef mp_connection* c
-        cdef uint64_t deadline = mp_now_ns() + <uint64_t>(timeout_s * 1e9)
+        cdef uint64_t deadline = mp_deadline_ns(timeout_s)
         cdef int rc = 0
         pthread_mutex_lock(&self.raw.lock)
         self.raw.stopping = 1
@@ -539,7 +545,7 @@ cdef class TargetServer:
 
     def take_notices(self, unsigned int count_max, timeout_s) -> list:
         """Up to count_max waiting notifications as (sender instance, number, bytes); waits for the first one."""
-        cdef uint64_t deadline = 0 if timeout_s is None else mp_now_ns() + <uint64_t>(<double>timeout_s * 1e9)
+        cdef uint64_t deadline = 0 if timeout_s is None else mp_deadline_ns(timeout_s)
         cdef mp_notice* notice
         cdef uint64_t count
         cdef int rc = 0
