@@ -36,6 +36,7 @@ JOBS = int(os.environ.get("MOONPOOL_JOBS", "0")) or os.cpu_count() or 1
 NEEDS: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("libxxhash",),
     "moonpool.native.io.ring": ("liburing",),
+    "moonpool.native.table.chains": ("libxxhash",),
 }
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.

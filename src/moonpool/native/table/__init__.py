@@ -1,1 +1,1 @@
-"""Pure structures at C speed: they hold no file, socket or clock, and each has a plain Python twin as its oracle."""
+"""Pure structures at C speed: no file, socket or clock, and for each a plain Python twin as its oracle."""

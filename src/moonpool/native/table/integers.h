@@ -31,10 +31,12 @@ static inline size_t mp_digits(PyObject *item, const digit **digits, int *negati
 }
 #endif
 
-/* 0, or -1 with a Python exception set (TypeError, OverflowError). */
+/* An integer from -2**63 to 2**64 - 1 as 64 bits (two's complement). 0, or -1 with a Python exception set. */
 static int mp_read_u64_slow(PyObject *item, uint64_t *out) {
     int overflow = 0;
+    Py_INCREF(item); /* its __index__ may drop it from the list */
     PyObject *number = PyNumber_Index(item);
+    Py_DECREF(item);
     if (number == NULL) return -1;
     long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
     if (overflow > 0) {
@@ -48,8 +50,19 @@ static int mp_read_u64_slow(PyObject *item, uint64_t *out) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* An integer from -2**63 to 2**64 - 1 as 64 bits (two's complement); else -1 with a Python exception set. */
-static inline int mp_read_u64(PyObject *item, uint64_t *out) {
+static int mp_read_u32_slow(PyObject *item, uint32_t *out) {
+    uint64_t value;
+    if (mp_read_u64_slow(item, &value) != 0) return -1;
+    if (value > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "not from 0 to 2**32 - 1");
+        return -1;
+    }
+    *out = (uint32_t)value;
+    return 0;
+}
+
+/* Whether the number was one that can be read in place, which is then done. */
+static inline int mp_read_u64_fast(PyObject *item, uint64_t *out) {
 #if MP_KNOWN_LAYOUT
     if (PyLong_CheckExact(item)) {
         const digit *d;
@@ -63,54 +76,49 @@ static inline int mp_read_u64(PyObject *item, uint64_t *out) {
         } else if (count == 1) {
             value = d[0];
         } else if (count != 0) {
-            return mp_read_u64_slow(item, out);
-        }
-        if (!negative) {
-            *out = value;
             return 0;
         }
-        if (value <= (uint64_t)1 << 63) {
-            *out = 0 - value;
-            return 0;
-        }
+        *out = negative ? 0 - value : value;
+        return !negative || value <= (uint64_t)1 << 63;
     }
+#else
+    (void)item, (void)out;
 #endif
-    return mp_read_u64_slow(item, out);
+    return 0;
 }
 
-/* The same for 0 to 2**32 - 1. */
-static inline int mp_read_u32(PyObject *item, uint32_t *out) {
-    uint64_t value;
+static inline int mp_read_u32_fast(PyObject *item, uint32_t *out) {
 #if MP_KNOWN_LAYOUT
     if (PyLong_CheckExact(item)) {
         const digit *d;
         int negative;
         size_t count = mp_digits(item, &d, &negative);
-        if (count <= 1 && !negative) {
-            *out = count ? d[0] : 0;
-            return 0;
-        }
+        *out = count ? d[0] : 0;
+        return count <= 1 && !negative;
     }
+#else
+    (void)item, (void)out;
 #endif
-    if (mp_read_u64_slow(item, &value) != 0) return -1;
-    if (value > UINT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "not from 0 to 2**32 - 1");
-        return -1;
-    }
-    *out = (uint32_t)value;
     return 0;
 }
 
-/* Reads n items; returns how many were read: fewer than n means that a Python exception is set. */
-static inline Py_ssize_t mp_read_u64s(PyObject **items, Py_ssize_t n, uint64_t *out) {
-    Py_ssize_t i = 0;
-    while (i < n && mp_read_u64(items[i], &out[i]) == 0) i++;
-    return i;
-}
+/* Read items [first, last) of a list or tuple. Return how many were read: fewer mean that a Python exception is set.
+   Reading the slow way runs the item's own code, which may change the list: then its place and length are asked anew. */
+#define MP_DEFINE_READER(name, type, fast, slow)                                                          \
+    static inline Py_ssize_t name(PyObject *sequence, Py_ssize_t first, Py_ssize_t last, type *out) {     \
+        PyObject **items = PySequence_Fast_ITEMS(sequence);                                               \
+        for (Py_ssize_t i = first; i < last; i++) {                                                       \
+            if (fast(items[i], &out[i - first])) continue;                                                \
+            if (slow(items[i], &out[i - first]) != 0) return i - first;                                   \
+            if (PySequence_Fast_GET_SIZE(sequence) < last) {                                              \
+                PyErr_SetString(PyExc_ValueError, "the list was shortened while it was read");            \
+                return i - first;                                                                         \
+            }                                                                                             \
+            items = PySequence_Fast_ITEMS(sequence);                                                      \
+        }                                                                                                 \
+        return last - first;                                                                              \
+    }
 
-static inline Py_ssize_t mp_read_u32s(PyObject **items, Py_ssize_t n, uint32_t *out) {
-    Py_ssize_t i = 0;
-    while (i < n && mp_read_u32(items[i], &out[i]) == 0) i++;
-    return i;
-}
+MP_DEFINE_READER(mp_read_u64s, uint64_t, mp_read_u64_fast, mp_read_u64_slow)
+MP_DEFINE_READER(mp_read_u32s, uint32_t, mp_read_u32_fast, mp_read_u32_slow)
 #endif

@@ -1,0 +1,5 @@
+from typing import Self, final
+
+@final
+class HolderSets:
+    def __new__(cls, holders_max: int, bytes_max: int) -> Self: ...
