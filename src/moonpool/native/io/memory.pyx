@@ -6,6 +6,7 @@ it can never be hit by SIGBUS, and nothing is left in any file system when its p
 
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release
 from cpython.buffer cimport PyObject_CheckBuffer, PyObject_GetBuffer, Py_buffer
+from cpython.number cimport PyNumber_Index
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.errno cimport EINVAL, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
@@ -101,21 +102,22 @@ cdef class SharedMemory:
             close(self.fd)
 
 
-def create_memory(uint64_t size_bytes, *, bint huge_pages=False, bint prefault=True) -> SharedMemory:
+def create_memory(size_bytes, *, bint huge_pages=False, bint prefault=True) -> SharedMemory:
     """New zeroed engine memory of ``size_bytes``, rounded up to whole pages, pre-faulted.
 
     Pre-faulting matters: the first touch of a fresh page costs several times the copy into it. ResourceError (errno kept)
     when the kernel has not enough memory or, with ``huge_pages``, no reserved 2 MiB pages.
     """
     cdef uint64_t page = HUGE_PAGE_BYTES if huge_pages else PAGE_BYTES
+    cdef uint64_t asked = PyNumber_Index(size_bytes)  # a float would be cut without a word
     cdef unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
-    if size_bytes == 0 or size_bytes > <uint64_t>MAPPING_BYTES_MAX:
+    if asked == 0 or asked > <uint64_t>MAPPING_BYTES_MAX:
         raise UsageError(f"size_bytes={size_bytes}: engine memory takes 1 byte to {MAPPING_BYTES_MAX} bytes")
     if huge_pages:
         flags |= MFD_HUGETLB
     memory = SharedMemory.__new__(SharedMemory)
     cdef SharedMemory made = memory
-    made.size_bytes = (size_bytes + page - 1) // page * page
+    made.size_bytes = (asked + page - 1) // page * page
     made.writable = True
     made.owner = True
     made.fd = memfd_create(b"moonpool", flags)
