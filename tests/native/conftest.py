@@ -1,7 +1,7 @@
-"""The native modules put together without an engine: a target that serves regions, and an initiator's lanes to it.
+"""The native modules put together without an engine: a target that serves regions, and lanes to it.
 
-Both ends live in this process, over real tcp connections on loopback. A lane is accepted in the very call that
-connects it, so nothing here waits for a thread to get somewhere.
+Both ends live in this process, over real tcp connections on loopback. A lane is accepted in the very call
+that connects it, so nothing here waits for a thread to get somewhere.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def pattern(size: int, seed: int) -> Bytes:
 class Target:
     """A table of regions and the threads that serve it, with a listening socket of its own."""
 
-    def __init__(self, io: int = 0, *, notices_max: int = 64, lanes_max: int = 64, stall_s: float = 30.0) -> None:
+    def __init__(
+        self, io: int = 0, *, notices_max: int = 64, lanes_max: int = 64, stall_s: float = 30.0
+    ) -> None:
         self.regions = LocalRegions(64)
         self.memories: list[Memory] = []
         self.listener = socket.create_server(("127.0.0.1", 0))

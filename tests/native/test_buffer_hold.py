@@ -31,7 +31,7 @@ class ArrayInterface:
         return about
 
 
-# DLPack's structures (dlpack.h), written down here a second time so that the native ones are not their own judge.
+# DLPack's structures (dlpack.h), written down a second time so that the native ones are not their own judge.
 class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -138,7 +138,7 @@ def test_read_only_buffers_can_be_read_from_only(make: Callable[[], Any]) -> Non
     assert not hold.writable
     assert ctypes.string_at(hold.address, 9) == b"read only"
     hold.release()
-    with pytest.raises(UsageError, match="writable|read-only"):
+    with pytest.raises(UsageError, match=r"writable|read-only"):
         BufferHold(make(), writable=True)
 
 
@@ -180,7 +180,7 @@ def test_dropping_the_hold_lets_go() -> None:
     ],
 )
 def test_strided_memory_is_refused(strided: Callable[[], Any]) -> None:
-    with pytest.raises(UsageError, match="strided|contiguous"):
+    with pytest.raises(UsageError, match=r"strided|contiguous"):
         BufferHold(strided(), writable=False)
 
 
@@ -212,7 +212,7 @@ def test_pinned_host_memory_is_host_memory(device: int) -> None:
     assert hold.size_bytes == 16
 
 
-# ---- __array_interface__ ------------------------------------------------------------------------------------
+# ---- __array_interface__ ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<i2", "<f4", "<c16", "|S7", "|V12", "|b1"])
@@ -259,7 +259,7 @@ def test_array_interface_of_elements_that_are_no_bytes_is_refused(typestr: str) 
         BufferHold(ArrayInterface(np.zeros(4, dtype=np.uint8), typestr=typestr), writable=False)
 
 
-# ---- DLPack -------------------------------------------------------------------------------------------------
+# ---- DLPack ----------------------------------------------------------------------------------------------
 
 
 class OnlyDLPack:
@@ -312,7 +312,8 @@ def test_the_size_of_a_tensor_is_whole_bytes_an_element(bits: int, lanes: int) -
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides"), [((), None), ((4,), (1,)), ((4, 4), (4, 1)), ((4, 1, 4), (4, 77, 1)), ((1, 1), (9, 9))]
+    ("shape", "strides"),
+    [((), None), ((4,), (1,)), ((4, 4), (4, 1)), ((4, 1, 4), (4, 77, 1)), ((1, 1), (9, 9))],
 )
 def test_contiguous_tensors_are_taken(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
     hold = BufferHold(Tensor(shape, strides=strides), writable=True)

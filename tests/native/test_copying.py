@@ -1,4 +1,4 @@
-"""Copies and digests: every alignment and the sizes around every border, against numpy and the xxhash library."""
+"""Copies and digests: every alignment, sizes around every border, against numpy and the xxhash library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine memory: sealed memfds, read-only descriptors, mappings of a peer's memory, and views that hold them open."""
+"""Engine memory: sealed memfds, read-only descriptors, mappings of a peer's, and views that hold them."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ cdef class Batch:
             (<const char*>batch.length)[:size],
         )
 
-    def be_part_of(self, Batch whole) -> None:
+    def be_part_of(self, Batch whole not None) -> None:
         """Carry pieces of another batch: take over its start, its deadline and the buffer it holds."""
         self.raw.started_ns = whole.raw.started_ns
         self.raw.deadline_ns = whole.raw.deadline_ns

@@ -128,7 +128,7 @@ cdef int segment_run(void* context, mp_batch* batch) noexcept nogil:
 cdef class NativeSegment:
     """A peer's regions by handle, and the paths to it in order of preference."""
 
-    def __cinit__(self, LocalRegions own, uint32_t capacity, uint64_t stream_min_bytes):
+    def __cinit__(self, LocalRegions own not None, uint32_t capacity, uint64_t stream_min_bytes):
         self.raw = <mp_segment*>calloc(1, sizeof(mp_segment))
         if self.raw == NULL:
             raise MemoryError
@@ -291,7 +291,7 @@ cdef class NativeSegment:
     def dead(self) -> int:
         return mp_load32(&self.raw.dead)
 
-    def bind(self, Batch batch) -> None:
+    def bind(self, Batch batch not None) -> None:
         """Make a batch run on this segment."""
         batch.bind(self.raw, segment_run, self)
 

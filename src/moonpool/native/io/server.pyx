@@ -400,8 +400,8 @@ cdef void connection_free(mp_connection* c) noexcept nogil:
 cdef class TargetServer:
     """Serves this process's regions on accepted lanes. Methods are called with the GIL held."""
 
-    def __cinit__(self, LocalRegions regions, *, int io, uint64_t spin_ns, uint64_t spin_max_bytes, uint64_t stall_ns,
-                  unsigned int lanes_max, unsigned int notices_max):
+    def __cinit__(self, LocalRegions regions not None, *, int io, uint64_t spin_ns, uint64_t spin_max_bytes,
+                  uint64_t stall_ns, unsigned int lanes_max, unsigned int notices_max):
         self.raw = <mp_server*>calloc(1, sizeof(mp_server))
         if self.raw == NULL:
             raise MemoryError

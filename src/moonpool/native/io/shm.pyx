@@ -302,11 +302,11 @@ cdef class VmSession:
         mp_store32(&self.vm.refused, 1)
 
 
-def add_mapped_path(NativeSegment segment) -> int:
+def add_mapped_path(NativeSegment segment not None) -> int:
     """Let a segment's mapped regions be reached by plain copies; returns the path id."""
     return segment.add_path(mapped_run, NULL, None).id
 
 
-def add_vm_path(NativeSegment segment, VmSession session) -> int:
+def add_vm_path(NativeSegment segment not None, VmSession session not None) -> int:
     """Let a segment's granted regions be reached by process_vm; returns the path id."""
     return segment.add_path(vm_run, session.vm, session).id

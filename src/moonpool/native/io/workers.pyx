@@ -73,7 +73,7 @@ cdef class WorkerPool:
         """Batches that no thread has taken yet."""
         return self.pool.queued
 
-    def submit(self, Batch batch) -> None:
+    def submit(self, Batch batch not None) -> None:
         """Queue a batch. QueueFull (retryable) when the bound is reached, EngineClosed after `close`."""
         cdef mp_batch* raw = batch.raw
         cdef bint start

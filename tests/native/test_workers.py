@@ -1,0 +1,191 @@
+"""Worker threads: the bound of their queue, waiters that take over, and the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moonpool.errors import EngineClosed, QueueFull, Status, UsageError
+from moonpool.native.io.workers import WORKERS_MAX, WorkerPool
+
+
+@pytest.fixture
+def make_pool() -> Any:
+    pools: list[WorkerPool] = []
+
+    def make(threads: int, queued_max: int = 100) -> WorkerPool:
+        pools.append(WorkerPool(threads, queued_max))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def idle(make_target: Any, make_rig: Any, tools: Any) -> Any:
+    """`new(op)` makes a batch over a lane to a living target."""
+    target = make_target()
+    rig = make_rig(target.connect)
+    remote = target.offer(4096)
+    rig.know(remote)
+    mine = rig.buffer(4096)
+
+    class Idle:
+        def new(self, op: int = tools.READ) -> Any:
+            return rig.make(op, mine.address, remote.handle, 0, 4096)
+
+    return Idle()
+
+
+def test_a_worker_drives_what_nobody_waits_on(make_pool: Any, idle: Any, tools: Any) -> None:
+    pool = make_pool(1)
+    batches = [idle.new() for _ in range(20)]
+    for batch in batches:
+        pool.submit(batch)
+    tools.wait_until(lambda: all(batch.done for batch in batches), "all end without a waiter")
+    assert {batch.worst for batch in batches} == {Status.COMPLETE}
+    assert pool.queued == 0
+
+
+def test_the_queue_is_bounded(make_pool: Any, idle: Any) -> None:
+    pool = make_pool(0, 3)
+    batches = [idle.new() for _ in range(4)]
+    for batch in batches[:3]:
+        pool.submit(batch)
+    assert pool.queued == 3
+    with pytest.raises(QueueFull, match="queued_batches_max") as caught:
+        pool.submit(batches[3])
+    assert caught.value.retryable
+    assert caught.value.limit == 3
+    assert not batches[3].done
+    batches[3].drive_here()
+    assert batches[3].worst == Status.COMPLETE, "a refused batch is as new"
+
+
+def test_a_waiter_takes_a_queued_batch_over(make_pool: Any, idle: Any) -> None:
+    pool = make_pool(0)
+    first, second = idle.new(), idle.new()
+    pool.submit(first)
+    pool.submit(second)
+    assert second.wait()
+    assert second.worst == Status.COMPLETE
+    assert not first.done
+    assert not first.wait(0.01), "a wait with a bound never starts what it could not stop"
+    assert first.wait()
+    assert pool.queued == 2, "ended batches leave the queue when a thread gets to them"
+
+
+def test_a_worker_skips_what_was_taken_over(make_pool: Any, idle: Any, make_stalled: Any, tools: Any) -> None:
+    pool = make_pool(1)
+    stalled = make_stalled()
+    mine, remote = stalled.rig.buffer(4096), stalled.memory()
+    busy = stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096)
+    pool.submit(busy)
+    stalled.request()
+    taken, left = idle.new(), idle.new()
+    pool.submit(taken)
+    pool.submit(left)
+    assert taken.wait()
+    assert taken.worst == Status.COMPLETE
+    assert not left.done
+    stalled.peers[0].close()
+    tools.wait_until(lambda: left.done, "the worker goes on")
+    assert (busy.worst, left.worst) == (Status.PEER_GONE, Status.COMPLETE)
+
+
+def test_cancelling_a_queued_batch_ends_it_here(make_pool: Any, idle: Any) -> None:
+    pool = make_pool(0)
+    batch = idle.new()
+    pool.submit(batch)
+    batch.cancel()
+    assert batch.done
+    assert batch.worst == Status.CANCELLED
+
+
+def test_a_batch_is_submitted_once(make_pool: Any, idle: Any) -> None:
+    pool = make_pool(0)
+    batch = idle.new()
+    pool.submit(batch)
+    with pytest.raises(UsageError, match="submitted once"):
+        pool.submit(batch)
+    driven = idle.new()
+    driven.drive_here()
+    with pytest.raises(UsageError, match="submitted once"):
+        pool.submit(driven)
+    assert pool.queued == 1
+
+
+def test_closing_ends_what_is_queued_even_without_threads(make_pool: Any, idle: Any) -> None:
+    pool = make_pool(0)
+    batches = [idle.new() for _ in range(5)]
+    for batch in batches:
+        pool.submit(batch)
+    batches[2].cancel()
+    pool.close()
+    assert [batch.worst for batch in batches] == [0, 0, Status.CANCELLED, 0, 0]
+    assert all(batch.done for batch in batches)
+    assert pool.queued == 0
+    pool.close()
+    with pytest.raises(EngineClosed):
+        pool.submit(idle.new())
+
+
+def test_closing_waits_for_what_runs(make_pool: Any, make_stalled: Any, tools: Any) -> None:
+    pool = make_pool(1)
+    stalled = make_stalled()
+    mine, remote = stalled.rig.buffer(4096), stalled.memory()
+    running = stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096)
+    queued = stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096)
+    pool.submit(running)
+    stalled.request()
+    pool.submit(queued)
+    for batch in (running, queued):
+        batch.cancel()
+    pool.close()
+    assert (running.worst, queued.worst) == (Status.CANCELLED, Status.CANCELLED)
+
+
+def test_dropping_a_pool_closes_it(idle: Any) -> None:
+    pool = WorkerPool(2, 10)
+    batch = idle.new()
+    pool.submit(batch)
+    del pool
+    assert batch.done
+
+
+def test_a_stalled_batch_does_not_hold_up_the_next_while_a_thread_is_free(
+    make_pool: Any, make_stalled: Any, idle: Any, tools: Any
+) -> None:
+    pool = make_pool(2)
+    warm = idle.new()
+    pool.submit(warm)
+    tools.wait_until(lambda: warm.done, "the first thread is up")
+    stalled = [make_stalled(), make_stalled()]
+    batches = []
+    for one in stalled:
+        mine, remote = one.rig.buffer(4096), one.memory()
+        batches.append(one.rig.make(tools.READ, mine.address, remote.handle, 0, 4096))
+    # Back to back: the thread that the first one wakes still counts as idle at the second.
+    for batch in batches:
+        pool.submit(batch)
+    for one in stalled:
+        assert one.request(), "both are on their way at once"
+    for one in stalled:
+        one.peers[0].close()
+    tools.wait_until(lambda: all(batch.done for batch in batches), "both end")
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, 0), (1, 1), (64, 64), (65, 64), (4_000_000_000, 64)])
+def test_threads_are_bounded(make_pool: Any, asked: int, given: int) -> None:
+    pool = make_pool(asked, 7)
+    assert (pool.threads, pool.queued_max) == (given, 7)
+    assert WORKERS_MAX == 64
+
+
+def test_what_is_no_batch_is_refused(make_pool: Any) -> None:
+    with pytest.raises(TypeError):
+        make_pool(1).submit(None)
+    with pytest.raises(TypeError):
+        make_pool(1).submit(object())
