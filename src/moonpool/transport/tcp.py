@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
-from moonpool.native.io.lanes import add_tcp_path
+from moonpool.native.io.carry import add_tcp_path
 from moonpool.transport.base import Capabilities, PathInfo
 
 if TYPE_CHECKING:

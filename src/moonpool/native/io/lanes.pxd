@@ -1,7 +1,7 @@
 """The initiator's lanes to one peer (see lanes.pyx)."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
-from moonpool.native.io.batch cimport pthread_cond_t, pthread_mutex_t
+from moonpool.native.io.batch cimport mp_batch, pthread_cond_t, pthread_mutex_t
 from moonpool.native.io.stream cimport iovec, mp_stream
 
 cdef struct mp_lane:
@@ -34,3 +34,9 @@ cdef struct mp_lanes:
 cdef class LanePool:
     cdef mp_lanes* raw
     cdef object connector
+
+cdef int acquire(mp_lanes* lanes, mp_batch* batch, mp_lane** out) noexcept nogil
+cdef void give_back(mp_lanes* lanes, mp_lane* lane, bint good) noexcept nogil
+cdef int board(mp_lane* lane, mp_batch* batch, mp_lanes* lanes) noexcept nogil
+cdef void alight(mp_lane* lane, mp_batch* batch) noexcept nogil
+cdef bint final_status(uint8_t status) noexcept nogil

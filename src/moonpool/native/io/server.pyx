@@ -521,6 +521,9 @@ cdef class TargetServer:
                 close(self.raw.notice_fd)
                 self.raw.notice_fd = -1
             pthread_mutex_unlock(&self.raw.lock)
+        if self.raw.n_connections == 0 and self.raw.notice_fd >= 0:
+            close(self.raw.notice_fd)
+            self.raw.notice_fd = -1
         return self.raw.n_connections == 0
 
     def close_after_fork(self) -> None:
