@@ -85,7 +85,8 @@ def test_a_group_laid_out_by_hand() -> None:
     assert struct.unpack("<IQQQ", raw[4:HEADER_BYTES]) == (3, 2, 13, 0)
     first = raw[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES]
     assert struct.unpack("<QQQ", first[:24]) == (1 << 32 | 7, 4096, 8)
-    assert first[24:] == KEY
+    assert first[24:40] == KEY
+    assert first[40:] == bytes(24)
     assert raw[HEADER_BYTES + 3 * ENTRY_BYTES :] == PAYLOAD
 
 

@@ -138,7 +138,12 @@ def header_bytes(**changes: int) -> bytes:
     return struct.pack("<HBBIQQQ", *(numbers | changes).values())
 
 
-ENTRY = struct.pack("<QQQ16s", 1 << 32, 0, 8, KEY)
+def entry_bytes(region: int, length: int, grant: bytes = bytes(24)) -> bytes:
+    """An entry as it lies on the wire, offset 0."""
+    return struct.pack("<QQQ16s24s", region, 0, length, KEY, grant)
+
+
+ENTRY = entry_bytes(1 << 32, 8)
 
 BROKEN_GROUPS = {
     "magic": header_bytes(magic=0x4D50),
@@ -154,10 +159,9 @@ BROKEN_GROUPS = {
     "payload of 2^64 - 1": header_bytes(payload=(1 << 64) - 1),
     "payload below the sum": header_bytes(payload=7) + ENTRY,
     "payload above the sum": header_bytes(payload=9) + ENTRY,
-    "length": header_bytes(payload=LENGTH_MAX) + struct.pack("<QQQ16s", 1, 0, LENGTH_MAX + 1, KEY),
-    "sum beyond u64": header_bytes(count=2, payload=0)
-    + struct.pack("<QQQ16s", 1, 0, 1 << 63, KEY)
-    + struct.pack("<QQQ16s", 1, 0, 1 << 63, KEY),
+    "length": header_bytes(payload=LENGTH_MAX) + entry_bytes(1, LENGTH_MAX + 1),
+    "sum beyond u64": header_bytes(count=2, payload=0) + entry_bytes(1, 1 << 63) + entry_bytes(1, 1 << 63),
+    "a grant": header_bytes() + entry_bytes(1 << 32, 8, bytes(23) + b"\1"),
     "flush with entries": header_bytes(op=3, payload=0),
     "flush with payload": header_bytes(op=3, count=0),
     "ping with payload": header_bytes(op=5, count=0),

@@ -28,7 +28,7 @@ def refused(field: str, **changes: object) -> UsageError:
 def test_defaults_are_valid_and_the_value_is_frozen() -> None:
     config = EngineConfig()
     assert (config.bind_host, config.port, config.transports) == ("127.0.0.1", 0, ("local", "shm", "tcp"))
-    assert (config.stripe_min_bytes, config.non_temporal_min_bytes) == (8 * MIB, 256 * KIB)
+    assert (config.stripe_min_bytes, config.non_temporal_min_bytes) == (8 * MIB, 32 * KIB)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.port = 1  # type: ignore[misc]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from moonpool.errors import (
     PeerGone,
     PeerRefused,
     ProtocolError,
+    ResourceError,
     StaleHandle,
     Status,
     TransportUnavailable,
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
     from moonpool.engine.segment import Segment
     from moonpool.engine.session import ControlSession
     from moonpool.native.io.shm import VmSession
+
+#: What keeps a connection from being made because of this machine, not of the peer.
+_OUR_SHORTAGES: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN}
+)
 
 #: How the native side numbers the ways to wait (stream.pxd).
 IO_WAYS: Final[Mapping[str, int]] = {"auto": 0, "blocking": 0, "epoll": 1, "io_uring": 2}
@@ -174,3 +181,7 @@ class Peer:
         except (PeerRefused, HandshakeFailed, StaleHandle) as problem:
             # It was there when the segment was opened: so it is gone, whoever may have its place by now.
             raise PeerGone(peer=self.endpoint) from problem
+        except ResourceError as problem:
+            if problem.errno in _OUR_SHORTAGES:
+                raise
+            raise PeerGone(peer=self.endpoint) from problem  # cut off while its options were set, say

@@ -83,10 +83,16 @@ def _is_own_address(family: int, address: Any) -> bool:
 
 
 def _set_congestion(sock: socket.socket, name: str) -> None:
-    """Sets an algorithm; one that the system does not offer is left out: the connection works without it."""
-    with contextlib.suppress(OSError):
-        if name and _congestion_of(sock) != name:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    """Sets an algorithm. One that the system does not offer, or not to us, is left out: the connection works without.
+
+    Of an unprivileged process the system may refuse cubic (net.ipv4.tcp_allowed_congestion_control); reno, which it
+    always allows and which does not pace either, then stands in for it.
+    """
+    for wanted in dict.fromkeys((name, "reno" if name == "cubic" else name)):
+        with contextlib.suppress(OSError):
+            if wanted and _congestion_of(sock) != wanted:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+            return
 
 
 def _system_congestion() -> str:

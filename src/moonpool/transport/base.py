@@ -7,14 +7,16 @@ slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
-if TYPE_CHECKING:
-    from moonpool.engine.peers import Peer
-    from moonpool.engine.region import Region, RemoteRegion
-    from moonpool.engine.segment import Segment
+from moonpool.native.io.lanes import LanePool
+from moonpool.native.io.memory import SharedMemory
+from moonpool.native.io.segment import NativeSegment
+from moonpool.native.io.shm import VmSession
+from moonpool.operations import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +50,116 @@ class PathInfo:
     remote_device: str
 
 
+class Answer(Protocol):
+    """A peer's answer on the control session; closes the descriptors that nobody took."""
+
+    value: Any
+
+    @property
+    def fds(self) -> tuple[int, ...]: ...
+
+    def take_fds(self) -> list[int]:
+        """Passes the descriptors' ownership to the caller."""
+        ...
+
+    def close(self) -> None:
+        """Closes what was not taken."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Session(Protocol):
+    """What a transport asks of a control session: who is at the other end, as the kernel knows it."""
+
+    @property
+    def is_unix(self) -> bool: ...
+
+    @property
+    def peer_pid(self) -> int | None: ...
+
+    @property
+    def pidfd(self) -> int | None: ...
+
+
+class PeerSide(Protocol):
+    """A remote engine, or this one (`is_self`), as transports see it."""
+
+    endpoint: str
+    lanes: LanePool
+    #: Set by the transport that uses process_vm on the peer.
+    vm: VmSession | None
+
+    @property
+    def is_self(self) -> bool: ...
+
+    @property
+    def session(self) -> Session: ...
+
+    def request(self, method: str, params: Mapping[str, Any]) -> Answer:
+        """Asks the peer on its control session."""
+        ...
+
+
+class OwnRegion(Protocol):
+    """A region of this process, before it is published."""
+
+    @property
+    def memory(self) -> SharedMemory | None: ...
+
+
+class RemoteRegionSide(Protocol):
+    """A region of a peer."""
+
+    @property
+    def handle(self) -> int: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def access(self) -> Access: ...
+
+    @property
+    def attributes(self) -> Mapping[str, bytes]: ...
+
+
+class SegmentSide(Protocol):
+    """An open segment, to which transports add paths and mappings."""
+
+    native: NativeSegment
+    mappings: dict[int, SharedMemory]
+
+    def note_unreachable(self, handle: int, transport: str, problem: Exception) -> None:
+        """Remembers why a transport cannot reach a region."""
+        ...
+
+
 class Transport(Protocol):
     """One way to move bytes. Methods are called with the engine's lock held, never on the data path."""
 
     name: str
     capabilities: Capabilities
 
-    def attribute(self, region: Region) -> bytes | None:
+    def attribute(self, region: OwnRegion) -> bytes | None:
         """What a peer needs to reach the region this way (published with it), or None when it cannot."""
         ...
 
-    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+    def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """Add this transport's paths to a segment of a peer; none when it cannot reach that peer."""
         ...
 
-    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+    def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """Make one region of the peer's reachable this way (map it, say); False when it is not."""
         ...
 
-    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+    def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
         """Return when all completed WRITEs of the segment are visible to every later READ by anyone."""
         ...

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from moonpool.native.io.copying import stream_kernel
 from moonpool.native.io.shm import add_mapped_path
-from moonpool.transport.base import Capabilities, PathInfo
-
-if TYPE_CHECKING:
-    from moonpool.engine.peers import Peer
-    from moonpool.engine.region import Region, RemoteRegion
-    from moonpool.engine.segment import Segment
+from moonpool.transport.base import Capabilities, OwnRegion, PathInfo, PeerSide, RemoteRegionSide, SegmentSide
 
 
 @final
@@ -22,22 +17,22 @@ class LocalTransport:
     name = "local"
     capabilities = Capabilities(same_process=True)
 
-    def attribute(self, region: Region) -> bytes | None:
+    def attribute(self, region: OwnRegion) -> bytes | None:
         """Nothing to publish: only this process can use it."""
         return None
 
-    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+    def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """One path, by memory copy, when the peer is ourselves."""
         if not peer.is_self:
             return ()
         return (PathInfo(add_mapped_path(segment.native), self.name, "cpu", stream_kernel()),)
 
-    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+    def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """The region's own address is its mapping."""
         if not peer.is_self:
             return False
         segment.native.set_mapping(region.handle, region.address, True, None)
         return True
 
-    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+    def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
         """Copies end with a store fence, so a completed one is visible already."""

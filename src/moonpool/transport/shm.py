@@ -7,18 +7,20 @@ that of the instance we expect, and it passes us a file descriptor. Names and ad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from moonpool.errors import MoonpoolError, ProtocolError
 from moonpool.native.io.memory import MAPPING_BYTES_MAX, SharedMemory, map_memory
 from moonpool.native.io.shm import VmSession, add_mapped_path, add_vm_path
-from moonpool.transport.base import Capabilities, PathInfo
-
-if TYPE_CHECKING:
-    from moonpool.engine.control import Result
-    from moonpool.engine.peers import Peer
-    from moonpool.engine.region import Region, RemoteRegion
-    from moonpool.engine.segment import Segment
+from moonpool.transport.base import (
+    Answer,
+    Capabilities,
+    OwnRegion,
+    PathInfo,
+    PeerSide,
+    RemoteRegionSide,
+    SegmentSide,
+)
 
 MEMFD = b"memfd"
 PROCESS_VM = b"vm"
@@ -31,11 +33,11 @@ class ShmTransport:
     name = "shm"
     capabilities = Capabilities(same_host=True)
 
-    def attribute(self, region: Region) -> bytes | None:
+    def attribute(self, region: OwnRegion) -> bytes | None:
         """How a peer on this host gets at the region: by mapping its memfd, or by process_vm."""
         return MEMFD if region.memory is not None else PROCESS_VM
 
-    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+    def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """A mapped path, and a process_vm path when kernel and peer agree on who the process is."""
         if peer.is_self or not peer.session.is_unix:
             return ()
@@ -48,7 +50,7 @@ class ShmTransport:
             )
         return paths
 
-    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+    def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """Ask the owner for the region's memfd, or for leave to use process_vm on it."""
         if peer.is_self or not peer.session.is_unix:
             return False
@@ -59,10 +61,10 @@ class ShmTransport:
             return self._grant(peer, segment, region)
         return False
 
-    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+    def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
         """Copies end with a store fence, so a completed one is visible already."""
 
-    def _map(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+    def _map(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         try:
             with peer.request("map", {"handle": region.handle, "access": int(region.access)}) as answer:
                 mapping, offset = _map_answer(answer, region)
@@ -73,7 +75,7 @@ class ShmTransport:
         segment.mappings[region.handle] = mapping
         return True
 
-    def _grant(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+    def _grant(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         try:
             peer.request("grant_vm", {"handle": region.handle, "access": int(region.access)}).close()
         except MoonpoolError as problem:
@@ -83,7 +85,7 @@ class ShmTransport:
         return True
 
 
-def _map_answer(answer: Result, region: RemoteRegion) -> tuple[SharedMemory, int]:
+def _map_answer(answer: Answer, region: RemoteRegionSide) -> tuple[SharedMemory, int]:
     """Map what an owner passed for a region: the mapping, and where in it the region starts.
 
     ProtocolError for an answer that makes no sense: nothing that a peer says may lead outside the mapping.

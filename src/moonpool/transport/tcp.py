@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from moonpool.native.io.carry import add_tcp_path
-from moonpool.transport.base import Capabilities, PathInfo
-
-if TYPE_CHECKING:
-    from moonpool.engine.peers import Peer
-    from moonpool.engine.region import Region, RemoteRegion
-    from moonpool.engine.segment import Segment
+from moonpool.transport.base import Capabilities, OwnRegion, PathInfo, PeerSide, RemoteRegionSide, SegmentSide
 
 #: OP_FLUSH of the data lane.
 FLUSH: Final = 3
@@ -24,21 +19,21 @@ class TcpTransport:
     name = "tcp"
     capabilities = Capabilities(same_host=True, other_hosts=True)
 
-    def attribute(self, region: Region) -> bytes | None:
+    def attribute(self, region: OwnRegion) -> bytes | None:
         """Nothing beyond handle and keys."""
         return b""
 
-    def connect(self, peer: Peer, segment: Segment) -> Sequence[PathInfo]:
+    def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """The path over the peer's lanes; lanes are opened when first needed."""
         if peer.is_self:
             return ()
         return (PathInfo(add_tcp_path(segment.native, peer.lanes), self.name, "tcp", peer.endpoint),)
 
-    def reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> bool:
+    def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """Every region that was published for tcp can be reached."""
         return not peer.is_self and self.name in region.attributes
 
-    def flush(self, peer: Peer, segment: Segment, timeout_s: float) -> None:
+    def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
         """A WRITE is answered after it landed; one round trip proves that the peer is still there."""
         if not peer.is_self:
             peer.lanes.call(FLUSH, b"", timeout_s)

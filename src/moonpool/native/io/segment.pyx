@@ -255,6 +255,7 @@ cdef class NativeSegment:
         region.process_vm = 1
 
     def has_region(self, uint64_t handle) -> bool:
+        """True while the handle is that of a region in the table."""
         cdef uint32_t index = <uint32_t>handle
         return handle != 0 and index < self.raw.capacity and self.raw.slots[index].handle == handle
 
