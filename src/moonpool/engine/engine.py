@@ -66,7 +66,9 @@ class Engine:
             lanes_max=config.connections_max,
             notices_max=config.notifications_max,
         )
-        self._workers = WorkerPool(config.worker_threads, config.queued_batches_max)
+        # A batch over several lanes has a thread for each but the caller's own.
+        threads = max(config.worker_threads, config.bulk_lanes - 1, config.bulk_lanes_remote - 1)
+        self._workers = WorkerPool(threads, config.queued_batches_max)
         self._transfers = Transfers(config, self._workers, self._segment)
         self._quick = self._transfers.quick
         hooks = ServiceHooks(

@@ -73,7 +73,7 @@ def tune_before_connect(sock: socket.socket, address: Any, config: EngineConfig)
 
 
 def _is_own_address(family: int, address: Any) -> bool:
-    """True when the route to an address starts at that very address; connecting a datagram socket sends nothing."""
+    """True when the route to an address starts at that very address (nothing is sent to find out)."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
@@ -83,10 +83,10 @@ def _is_own_address(family: int, address: Any) -> bool:
 
 
 def _set_congestion(sock: socket.socket, name: str) -> None:
-    """Sets an algorithm. One that the system does not offer, or not to us, is left out: the connection works without.
+    """Sets an algorithm. One that the system does not offer, or not to us, is left out: all works without it.
 
-    Of an unprivileged process the system may refuse cubic (net.ipv4.tcp_allowed_congestion_control); reno, which it
-    always allows and which does not pace either, then stands in for it.
+    Of an unprivileged process the system may refuse cubic (net.ipv4.tcp_allowed_congestion_control); reno,
+    which it always allows and which does not pace either, then stands in for it.
     """
     for wanted in dict.fromkeys((name, "reno" if name == "cubic" else name)):
         with contextlib.suppress(OSError):
