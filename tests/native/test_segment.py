@@ -42,7 +42,7 @@ class Here:
         self.segment.set_mapping(self.handle, self.theirs.ctypes.data, writable, self.theirs)
 
     def one(self, op: int, *, local: int | None = None, region: int | None = None, **where: int) -> Status:
-        """One transfer by the quick way, checked to end the same as a batch of one and inside a larger one."""
+        """One transfer by the quick way, checked to end the same as a batch of one and in a larger one."""
         at = self.local if local is None else local
         handle = self.handle if region is None else region
         offset, length = where.get("offset", 0), where.get("length", 4096)

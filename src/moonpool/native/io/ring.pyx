@@ -4,7 +4,7 @@ On loopback it is neither faster nor slower than blocking calls for bulk, so it 
 (``tcp_io="io_uring"``) for kernels and NICs where it wins, and the ring is what the file transports build on.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -32,9 +32,13 @@ from moonpool.native.io.stream cimport iovec, mp_stream, set_ring_table
 
 cdef extern from *:
     """
+    #include <errno.h>
     #include <sched.h>
     #include <sys/socket.h>
+    /* In Cython an assignment to errno would make a local variable of that name. */
+    static inline void mp_set_errno(int code) { errno = code; }
     """
+    void mp_set_errno(int code) nogil
     int sched_yield() nogil
     int MSG_NOSIGNAL
 
@@ -113,10 +117,10 @@ cdef ssize_t ring_move(mp_stream* stream, iovec* pieces, int n, bint sending, in
         reap(ring, 0, 0, &result)
         drain_cancel(ring)
         if result < 0:
-            errno = EAGAIN
+            mp_set_errno(EAGAIN)
             return -1
     if result < 0:
-        errno = -result
+        mp_set_errno(-result)
         return -1
     return result
 
