@@ -1,0 +1,157 @@
+"""Engines that can receive requests, and how loaded the scheduler believes them to be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moonpool.conductor.cost import DecodeCost, PrefillCost, check_positive
+from moonpool.errors import UsageError
+
+F64 = NDArray[np.float64]
+INSTANCES_MAX: Final = 65_536
+
+
+class Role(IntFlag):
+    """What an instance does."""
+
+    PREFILL = 1
+    DECODE = 2
+    BOTH = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSpec:
+    """One engine: what it does, how fast, and what it has room for. Raises `UsageError` for wrong numbers.
+
+    `chunk_tokens` is how much of a prompt one step takes (0: all of it). `kv_tokens_max` bounds prompts and
+    answers that are decoded at once.
+    """
+
+    name: str
+    role: Role
+    prefill: PrefillCost
+    decode: DecodeCost
+    kv_tokens_max: int
+    batch_max: int = 256
+    chunk_tokens: int = 0
+    link_bytes_per_s: float = 1.0e11
+
+    def __post_init__(self) -> None:
+        check_positive(self, zero=("chunk_tokens",))
+        if not self.role & Role.BOTH:
+            raise UsageError("an instance prefills, decodes or both", field="role", value=str(self.role))
+
+
+@final
+class LoadTable:
+    """What is booked on each instance, corrected by what they report. Arrays are float64[n], in list order.
+
+    An instance's prefill queue is taken to be first come, first served: its length in seconds is what was
+    booked, less the time that its head has been running, but never less than nothing for the head.
+    """
+
+    def __init__(self, instances: Sequence[InstanceSpec], *, work_memory_s: float) -> None:
+        if not 1 <= len(instances) <= INSTANCES_MAX:
+            raise UsageError(f"a scheduler needs 1 to {INSTANCES_MAX} instances, not {len(instances)}")
+        names = [instance.name for instance in instances]
+        if len(set(names)) != len(names):
+            raise UsageError("two instances have one name; names must differ")
+        self.instances: Final = tuple(instances)
+        roles = [instance.role for instance in instances]
+        self.prefills: Final = np.flatnonzero([bool(role & Role.PREFILL) for role in roles])
+        self.decodes: Final = np.flatnonzero([bool(role & Role.DECODE) for role in roles])
+        if not len(self.prefills) or not len(self.decodes):
+            raise UsageError("there must be an instance that prefills and one that decodes")
+        n = len(instances)
+        self.queued_s: Final[F64] = np.zeros(n)
+        self.queued_tokens: Final[F64] = np.zeros(n)
+        self.batch: Final[F64] = np.zeros(n)
+        self.waiting: Final[F64] = np.zeros(n)
+        self.context: Final[F64] = np.zeros(n)
+        self.reserved: Final[F64] = np.zeros(n)
+        self.kv_tokens_max: Final[F64] = np.array([float(each.kv_tokens_max) for each in instances])
+        self.batch_max: Final[F64] = np.array([float(each.batch_max) for each in instances])
+        self._step_s: Final[F64] = np.array([each.decode.step_s for each in instances])
+        self._request_s: Final[F64] = np.array([each.decode.request_s for each in instances])
+        self._context_s: Final[F64] = np.array([each.decode.context_token_s for each in instances])
+        self._head_since: Final[F64] = np.zeros(n)
+        self._head_s: Final[F64] = np.zeros(n)
+        self._queues: list[OrderedDict[Hashable, tuple[float, float]]] = [OrderedDict() for _ in range(n)]
+        self._work: Final[F64] = np.zeros(n)
+        self._work_memory_s: Final = work_memory_s
+        self._work_at = 0.0
+        self._started_at: float | None = None
+
+    def queue_seconds(self, now: float) -> F64:
+        """Prefill seconds ahead of a request that comes now."""
+        elapsed = np.minimum(now - self._head_since, self._head_s)
+        waits: F64 = self.queued_s - elapsed
+        return waits
+
+    def step_seconds(self, more_requests: float = 0.0, more_context: float = 0.0) -> F64:
+        """How long a decode step takes on each instance with its batch and that much more."""
+        steps: F64 = (
+            self._step_s
+            + self._request_s * (self.batch + more_requests)
+            + self._context_s * (self.context + more_context)
+        )
+        return steps
+
+    def recent_work(self, now: float) -> F64:
+        """Prefill seconds given to each instance lately; work fades by e in `work_memory_s`."""
+        if now > self._work_at:
+            self._work[:] *= np.exp((self._work_at - now) / self._work_memory_s)
+            self._work_at = now
+        return self._work
+
+    def utilisation(self, now: float) -> float:
+        """Share of the prefill instances' time that recent work takes; can exceed 1 when they fall behind."""
+        if self._started_at is None:
+            return 0.0
+        seen = 1.0 - float(np.exp((self._started_at - now) / self._work_memory_s))
+        window = self._work_memory_s * max(seen, 0.05) * len(self.prefills)
+        return float(self.recent_work(now)[self.prefills].sum()) / window
+
+    def queue_prefill(self, key: Hashable, at: int, seconds: float, tokens: float, now: float) -> None:
+        """Books a prefill of `tokens` uncached tokens behind the others of instance `at`."""
+        if self._started_at is None:
+            self._started_at = self._work_at = now
+        queue = self._queues[at]
+        if not queue:
+            self._head_since[at], self._head_s[at] = now, seconds
+        queue[key] = (seconds, tokens)
+        self.queued_s[at] += seconds
+        self.queued_tokens[at] += tokens
+        self.recent_work(now)[at] += seconds
+
+    def end_prefill(self, key: Hashable, at: int, now: float) -> float | None:
+        """Takes a prefill off the queue; its service time if it was the head, else None."""
+        queue = self._queues[at]
+        was_head = next(iter(queue), None) == key
+        seconds, tokens = queue.pop(key)
+        service = now - float(self._head_since[at]) if was_head else None
+        if queue:
+            self.queued_s[at] -= seconds
+            self.queued_tokens[at] -= tokens
+            if was_head:
+                self._head_since[at], self._head_s[at] = now, next(iter(queue.values()))[0]
+        else:
+            # Exactly zero, so that no rounding is left over from millions of bookings.
+            self.queued_s[at] = self.queued_tokens[at] = self._head_s[at] = 0.0
+        return service
+
+    def check(self) -> None:
+        """Asserts that the sums equal what is queued, and that nothing is negative."""
+        for at, queue in enumerate(self._queues):
+            booked = sum(seconds for seconds, _ in queue.values())
+            assert abs(self.queued_s[at] - booked) <= 1e-6 * (1 + booked), (at, self.queued_s[at], booked)
+        for name in ("batch", "waiting", "context", "reserved", "queued_tokens"):
+            assert (getattr(self, name) > -1e-3).all(), (name, getattr(self, name))
