@@ -49,11 +49,15 @@ def test_too_many_distinct_sets_are_refused_and_removal_still_works() -> None:
     keys = random_keys(400, seed=1)
     for holder in range(6):
         table.store(0, holder, 0, keys)
-    with pytest.raises(LimitExceeded, match="set_bytes_max") as caught:
+
+    def give_each_block_its_own_set() -> None:
         for at, key in enumerate(keys):
             for holder in range(6):
                 if at >> holder & 1:
                     table.store(0, holder, 1, [key])
+
+    with pytest.raises(LimitExceeded, match="set_bytes_max") as caught:
+        give_each_block_its_own_set()
     assert caught.value.field == "set_bytes_max"
     table.check()
     for at, key in enumerate(keys):

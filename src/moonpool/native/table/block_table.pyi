@@ -1,6 +1,7 @@
 from collections.abc import Sequence
-from typing import Self, TypeAlias, final
+from typing import Any, Self, TypeAlias, final
 
+from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from moonpool.native.table.matching import Match
@@ -8,7 +9,7 @@ from moonpool.native.table.matching import Match
 EVERY_TIER: int
 EVERY_CONTEXT: int
 
-_Integers: TypeAlias = Sequence[int] | Buffer
+_Integers: TypeAlias = Sequence[int] | Buffer | NDArray[Any]
 
 @final
 class BlockTable:
@@ -28,9 +29,16 @@ class BlockTable:
     def clear(self, holder: int, tier: int = ..., context: int = ...) -> int: ...
     def drop_context(self, context: int) -> int: ...
     def query(self, context: int, hashes: _Integers, mixed: bool = False) -> Match: ...
-    def query_into(self, context: int, hashes: _Integers, out: Buffer, mixed: bool = False) -> None: ...
+    def query_into(
+        self, context: int, hashes: _Integers, out: Buffer | NDArray[Any], mixed: bool = False
+    ) -> None: ...
     def query_many(
-        self, context: int, hashes: _Integers, offsets: _Integers, out: Buffer, mixed: bool = False
+        self,
+        context: int,
+        hashes: _Integers,
+        offsets: _Integers,
+        out: Buffer | NDArray[Any],
+        mixed: bool = False,
     ) -> None: ...
     def tiers_of(self, context: int, key: int, holder: int) -> int: ...
     def check(self) -> None: ...

@@ -1,7 +1,8 @@
 from array import array
 from collections.abc import Sequence
-from typing import Self, TypeAlias, final
+from typing import Any, Self, TypeAlias, final
 
+from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 BLOCK_TOKENS_MAX: int
@@ -10,8 +11,10 @@ PARENT_BYTES_MAX: int
 ENCODINGS: tuple[str, ...]
 DIGESTS: tuple[str, ...]
 
-_Integers: TypeAlias = Sequence[int] | Buffer
+_Integers: TypeAlias = Sequence[int] | Buffer | NDArray[Any]
 
+def xxh3_128(data: Buffer) -> bytes: ...
+def pack_tokens(tokens: _Integers) -> array[int]: ...
 def xxh3_64(data: Buffer, seed: int = 0) -> int: ...
 @final
 class Xxh3Chain:
@@ -22,7 +25,9 @@ class Xxh3Chain:
         self, tokens: _Integers, parent: int | None = None, extras: Sequence[bytes] = ()
     ) -> array[int]: ...
     def blocks(self, tokens: _Integers, extras: Sequence[bytes] = ()) -> array[int]: ...
-    def chain_prompts(self, tokens: Buffer, offsets: _Integers) -> tuple[array[int], array[int]]: ...
+    def chain_prompts(
+        self, tokens: Buffer | NDArray[Any], offsets: _Integers
+    ) -> tuple[array[int], array[int]]: ...
 
 @final
 class DigestChain:

@@ -34,6 +34,7 @@ cdef extern from "block_hashes.h" nogil:
         size_t block_tokens
         uint8_t* message
     enum:
+        MP_PICKLE
         MP_PAGE
         MP_BIGRAM
         MP_SHA256_DIGEST
@@ -41,6 +42,12 @@ cdef extern from "block_hashes.h" nogil:
     void mp_seeded_make(mp_seeded* made, uint64_t seed)
     uint64_t mp_xxh3_seeded(const void* data, size_t size, const mp_seeded* seeded)
     uint64_t mp_xxh3_link(uint64_t before, uint64_t alone, uint64_t seed)
+    ctypedef struct XXH128_hash_t:
+        uint64_t low64
+    ctypedef struct XXH128_canonical_t:
+        unsigned char digest[16]
+    XXH128_hash_t XXH3_128bits(const void* data, size_t size)
+    void XXH128_canonicalFromHash(XXH128_canonical_t* out, XXH128_hash_t value)
     uint64_t XXH3_64bits_withSeed(const void* data, size_t size, uint64_t seed)
     mp_sha256_fn mp_pick_sha256(int plain_only)
     size_t mp_message_bytes(size_t block_tokens, size_t parent_bytes, size_t extra_bytes)
@@ -61,6 +68,7 @@ cdef enum:
     RELEASE_FROM = 4096   # tokens in a buffer from which the GIL is released: some microseconds of work
 
 cdef array.array TEMPLATE = array.array("Q")
+cdef array.array TOKENS_TEMPLATE = array.array("I")
 
 
 cdef struct Links:        # one chain while it is being hashed
@@ -73,6 +81,30 @@ def xxh3_64(data, uint64_t seed=0) -> int:
     """XXH3-64 of a contiguous buffer's bytes: what seeds are derived from."""
     cdef const uint8_t[::1] view = memoryview(data).cast("B")
     return XXH3_64bits_withSeed(&view[0] if view.shape[0] else NULL, view.shape[0], seed)
+
+
+def xxh3_128(data) -> bytes:
+    """XXH3-128 of a contiguous buffer's bytes, in canonical (big-endian) form."""
+    cdef const uint8_t[::1] view = memoryview(data).cast("B")
+    cdef XXH128_canonical_t out
+    XXH128_canonicalFromHash(&out, XXH3_128bits(&view[0] if view.shape[0] else NULL, view.shape[0]))
+    return PyBytes_FromStringAndSize(<char*>out.digest, 16)
+
+
+def pack_tokens(tokens) -> array.array:
+    """`array('I')`: a copy of the tokens, each proved to be from 0 to 2**32 - 1."""
+    cdef Tokens source
+    cdef array.array out
+    open_tokens(tokens, &source)
+    try:
+        out = array.clone(TOKENS_TEMPLATE, source.count, False)
+        if source.data == NULL:
+            read_tokens(tokens, 0, source.count, <uint32_t*>out.data.as_uints)
+        elif source.count:
+            memcpy(out.data.as_uints, source.data, 4 * source.count)
+    finally:
+        close_tokens(&source)
+    return out
 
 
 @cython.final
@@ -296,6 +328,8 @@ cdef class DigestChain:
                 if source.data == NULL:
                     block = <uint32_t*>(recipe.message + room)
                     read_tokens(tokens, start, start + width, <uint32_t*>block)
+                if recipe.encoding == MP_PICKLE:
+                    check_signed(block, width, start)
                 if extras:
                     extra = extras[min(i, len(extras) - 1)]
                 mp_digest_block(
@@ -314,6 +348,19 @@ cdef class DigestChain:
 cdef int check_block(Py_ssize_t block_tokens) except -1:
     if not 1 <= block_tokens <= BLOCK_TOKENS_MAX:
         raise UsageError(f"a block has 1 to {BLOCK_TOKENS_MAX} tokens; got {block_tokens}", field="block_tokens")
+    return 0
+
+
+cdef int check_signed(const uint32_t* tokens, Py_ssize_t count, Py_ssize_t start) except -1:
+    """Pickle writes a number from 2**31 on in another form, which no vocabulary needs."""
+    cdef uint32_t seen = 0
+    cdef Py_ssize_t i
+    for i in range(count):
+        seen |= tokens[i]
+    if seen >> 31:
+        raise UsageError(
+            f"a token id from 2**31 on, after token {start}, cannot be pickled; use CBOR", field="tokens", index=start
+        )
     return 0
 
 
