@@ -103,16 +103,30 @@ class PairedRun:
         """
         started = time.monotonic()
         self._measurements.load_before = os.getloadavg()[0]
-        with ExitStack() as stack:
-            for contender in self._contenders:
-                self._start(contender, stack)
-            taking_part = tuple(c for c in self._contenders if c.name not in self._measurements.failures)
-            jobs = list(order_of(self._plan, taking_part))
+        jobs = list(order_of(self._plan, self._contenders))
+        with ExitStack() as whole:
+            running = whole.enter_context(ExitStack())
+            begun = -1
             for number, (round_number, cell, contender) in enumerate(jobs):
+                if round_number // self._plan.rounds_per_start != begun:
+                    # New processes get other pages: which ones changes the speed of copies by some 10 %, so
+                    # one draw must not decide a whole run.
+                    begun = round_number // self._plan.rounds_per_start
+                    running.close()
+                    self._pairs.clear()
+                    self._start_all(progress, (number, len(jobs)), running)
                 progress(f"round {round_number + 1}, {cell}: {contender.title}", number, len(jobs))
                 self._measure(round_number, cell, contender)
         self._measurements.elapsed_s = time.monotonic() - started
         return self._measurements
+
+    def _start_all(
+        self, progress: Callable[[str, int, int], None], position: tuple[int, int], running: ExitStack
+    ) -> None:
+        for contender in self._contenders:
+            if contender.name not in self._measurements.failures:
+                progress(f"starting {contender.title}", *position)
+                self._start(contender, running)
 
     def pair_of(self, recipe: ProcessRecipe) -> ProcessPair:
         """The running pair of that recipe; ``KeyError`` before it is started."""

@@ -58,10 +58,13 @@ class Plan:
     job_timeout_s: float = 60.0
     start_timeout_s: float = 60.0
     buffer_bytes: int = BUFFER_BYTES
+    rounds_per_start: int = 3
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= 1000:
             raise UsageError(f"rounds must be between 1 and 1000, not {self.rounds}")
+        if self.rounds_per_start < 1:
+            raise UsageError(f"rounds_per_start must be at least 1, not {self.rounds_per_start}")
         if not 0.001 <= self.job_s <= 60:
             raise UsageError(f"a job must last between 0.001 and 60 s, not {self.job_s}")
         for shape in self.shapes:
