@@ -7,9 +7,10 @@ with itself. tests/integration runs the same engines as processes of their own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from moonpool import Access, Engine, Region, Segment
 
 Bytes = npt.NDArray[np.uint8]
 
+_FAILED = pytest.StashKey[bool]()
 WAIT_S = 20.0
 GUARD_BYTES = 64
 GUARD = 0xA5
@@ -188,10 +190,22 @@ def native_threads() -> list[str]:
     return [name for name in names if name.startswith("moonpool")]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes on a test whether it failed."""
+    report = yield
+    item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
+    return report
+
+
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Descriptors and threads are as they were before the test."""
     before = fd_count()
     yield
+    if request.node.stash.get(_FAILED, False):
+        return  # its traceback keeps its regions alive
+    # So does, in a cycle of references, each error that the test has caught.
+    gc.collect()
     wait_until(lambda: not native_threads(), f"threads end: {native_threads()}")
     wait_until(lambda: fd_count() <= before, f"{before} descriptors were open before, {fd_count()} after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, final
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 #: After a cancel or a deadline a batch has ended within this time: its socket is shut down, and a copy stops
 #: at its next piece.
 END_BOUND_S = 5.0
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 @final
@@ -111,27 +117,28 @@ class Batch:
         return fields
 
     def __await__(self) -> Generator[Any, None, Batch]:
-        """Wait in an asyncio loop; raises like `result`. Cancelling the awaiting task cancels the batch."""
+        """Wait in an asyncio loop; raises like `result`.
+
+        Cancelling the awaiting task cancels the batch, and the task ends once the batch has.
+        """
         return self._ended().__await__()
 
     async def _ended(self) -> Batch:
         if not self._native.done:
             loop = asyncio.get_running_loop()
-            fd = self._native.event()
+            # A descriptor of its own: a loop keeps one reader for each, and a batch may have many waiters.
+            fd = os.dup(self._native.event())
             woken = loop.create_future()
-
-            def wake() -> None:
-                if not woken.done():
-                    woken.set_result(None)
-
-            loop.add_reader(fd, wake)
+            loop.add_reader(fd, _wake, woken)
             try:
-                await woken
+                await asyncio.shield(woken)
             except asyncio.CancelledError:
                 self._native.cancel()
+                await woken  # the batch ends first: whoever cancels may use its memory again
                 raise
             finally:
                 loop.remove_reader(fd)
+                os.close(fd)
         self._native.let_go()
         self.check()
         return self

@@ -13,7 +13,7 @@ from moonpool.engine.peer_address import unix_name_of
 from moonpool.engine.peers import Peer
 from moonpool.engine.region import RemoteRegion
 from moonpool.engine.segment import Segment
-from moonpool.errors import AccessDenied, MoonpoolError, ProtocolError, TransportUnavailable
+from moonpool.errors import AccessDenied, MoonpoolError, ProtocolError, Status, TransportUnavailable
 from moonpool.ids import ANY_INSTANCE, HandleTable, InstanceId
 from moonpool.metadata.base import Metadata, Record
 from moonpool.native.io.lanes import set_notice_lanes
@@ -87,10 +87,14 @@ class Openings:
             self._take_regions(segment.peer, segment)
 
     def close_segment(self, segment: Segment) -> None:
-        """Close one segment: its handle is stale at once; its batches end first, within close_timeout_ms."""
+        """Close one segment: its handle is stale at once, its running batches end as CANCELLED.
+
+        Returns when they have ended, within close_timeout_ms.
+        """
         with self._lock:
             self._segments.remove(segment.handle)
             segment.handle = 0
+        segment.native.mark_dead(int(Status.CANCELLED))
         segment.release(self._config.close_timeout_ms / MS_PER_S)
         if segment.peer.remove(segment):
             self._drop_peer(segment.peer)
@@ -98,6 +102,7 @@ class Openings:
     def close(self) -> None:
         """Close every segment and peer."""
         for segment in self.segments:
+            segment.native.mark_dead(int(Status.CANCELLED))
             segment.peer.lanes.shut()
         for segment in self.segments:
             self.close_segment(segment)

@@ -64,6 +64,7 @@ cdef struct mp_batch:
     int32_t cancel           # set by cancel(); looked at between pieces
     int32_t event_fd         # -1 until somebody awaits
     int32_t lane_fd          # socket of the lane that carries it now, or -1; guarded by lock
+    const int32_t* segment_dead  # its segment's `dead`, looked at with `cancel`; NULL until it runs
     uint8_t op
     uint8_t worst            # first failure in transfer order, else COMPLETE
     uint8_t trusted          # local range is a held buffer: no look-up

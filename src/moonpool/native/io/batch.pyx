@@ -88,9 +88,14 @@ cdef void batch_fail_pending(mp_batch* batch, uint8_t status) noexcept nogil:
 
 
 cdef int batch_interrupted(mp_batch* batch) noexcept nogil:
-    """CANCELLED, TIMED_OUT or 0: looked at between pieces of long work."""
+    """Why to stop (CANCELLED, what its segment died of, TIMED_OUT), or 0: asked between pieces of long work."""
+    cdef int32_t dead
     if mp_load32(&batch.cancel):
         return CANCELLED
+    if batch.segment_dead != NULL:
+        dead = mp_load32(batch.segment_dead)
+        if dead:
+            return dead
     if batch.deadline_ns and mp_now_ns() >= batch.deadline_ns:
         return TIMED_OUT
     return 0

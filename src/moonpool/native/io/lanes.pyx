@@ -168,6 +168,7 @@ cdef void give_back(mp_lanes* lanes, mp_lane* lane, bint good) noexcept nogil:
 cdef int board(mp_lane* lane, mp_batch* batch, mp_lanes* lanes) noexcept nogil:
     """Tie a batch to its lane, so that cancel can tear the lane down. A status."""
     lane.stream.cancel = &batch.cancel
+    lane.stream.dead = batch.segment_dead
     lane.stream.deadline_ns = batch.deadline_ns
     pthread_mutex_lock(&batch.lock)
     batch.lane_fd = lane.stream.fd
@@ -180,6 +181,7 @@ cdef void alight(mp_lane* lane, mp_batch* batch) noexcept nogil:
     batch.lane_fd = -1
     pthread_mutex_unlock(&batch.lock)
     lane.stream.cancel = NULL
+    lane.stream.dead = NULL
     lane.stream.deadline_ns = 0
 
 

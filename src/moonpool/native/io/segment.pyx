@@ -100,6 +100,7 @@ cdef int segment_run(void* context, mp_batch* batch) noexcept nogil:
     cdef uint64_t i
     cdef mp_remote_region* region
     cdef int status
+    batch.segment_dead = &segment.dead
     if not batch.trusted:
         own_ticket = enter_own(segment.own, batch)
     mp_guard_lock(&segment.guard)
@@ -285,7 +286,7 @@ cdef class NativeSegment:
         return mp_guard_users(&self.raw.guard)
 
     def mark_dead(self, int status) -> None:
-        """From now on every new transfer fails with this status (PEER_GONE, STALE_HANDLE)."""
+        """Fail every new transfer with this status, and end the running ones with it at their next piece."""
         mp_store32(&self.raw.dead, status)
 
     @property

@@ -18,7 +18,7 @@ from moonpool.native.io.batch cimport (
     mp_batch,
 )
 from moonpool.native.io.copying cimport DIGEST_CHUNK, copy_bytes, copy_digest, digest_chunks, store_fence
-from moonpool.native.io.guard cimport mp_load32, mp_now_ns, mp_store32, mp_tally
+from moonpool.native.io.guard cimport mp_count, mp_load32, mp_now_ns, mp_store32, mp_tally
 from moonpool.native.io.segment cimport (
     NativeSegment,
     mp_path,
@@ -80,9 +80,10 @@ cdef uint64_t stream_from(mp_segment* segment, mp_batch* batch) noexcept nogil:
     return <uint64_t>-1
 
 
-cdef int copy_one(mp_batch* batch, uint64_t i, char* there, uint64_t stream_min) noexcept nogil:
-    """Copy transfer i between its local range and `there`; a status."""
+cdef int copy_one(mp_batch* batch, uint64_t i, mp_remote_region* region, uint64_t stream_min) noexcept nogil:
+    """Copy transfer i between its local range and the mapped region; a status."""
     cdef char* here = <char*><size_t>batch.local[i]
+    cdef char* there = region.map + batch.offset[i]
     cdef char* source = there if batch.op == OP_READ else here
     cdef char* target = here if batch.op == OP_READ else there
     cdef uint64_t done = 0, n = batch.length[i], piece
@@ -97,10 +98,15 @@ cdef int copy_one(mp_batch* batch, uint64_t i, char* there, uint64_t stream_min)
             copy_bytes(target + done, source + done, piece, stream_min)
         done += piece
         if done < n:
-            early = batch_interrupted(batch)
+            early = batch_interrupted(batch) or revoked(region, batch, i)
             if early:
                 return early
     return COMPLETE
+
+
+cdef int revoked(mp_remote_region* region, mp_batch* batch, uint64_t i) noexcept nogil:
+    """STALE_HANDLE once the region was taken back, so that who revokes it need not wait for a long batch."""
+    return 0 if mp_count(&region.handle) == batch.region[i] else STALE_HANDLE
 
 
 cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept nogil:
@@ -120,7 +126,7 @@ cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
         if batch.op != OP_READ and not region.map_writable:
             batch.status[i] = ACCESS_DENIED
             continue
-        status = copy_one(batch, i, region.map + batch.offset[i], stream_min)
+        status = revoked(region, batch, i) or copy_one(batch, i, region, stream_min)
         if status == COMPLETE:
             carried += 1
             n_bytes += batch.length[i]
@@ -135,7 +141,7 @@ cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
                 break
     if carried:
         store_fence()  # non-temporal stores become visible before anybody is told
-        if mp_load32(&segment.dead):
+        if mp_load32(&segment.dead) == PEER_GONE:
             # The owner died while we copied: nobody will ever see a WRITE, and a READ may be of its last moments.
             for i in range(batch.n):
                 if batch.status[i] == COMPLETE:
@@ -199,7 +205,9 @@ cdef uint64_t vm_one(mp_path* path, mp_segment* segment, mp_batch* batch, uint64
     while i < batch.n and n < VM_VECTOR and total + batch.length[i] <= VM_PIECE_BYTES:
         if path_takes(path, batch, i):
             region = &segment.slots[<uint32_t>batch.region[i]]
-            if region.process_vm:
+            if revoked(region, batch, i):
+                batch.status[i] = STALE_HANDLE
+            elif region.process_vm:
                 here[n].iov_base = <void*><size_t>batch.local[i]
                 there[n].iov_base = <void*><size_t>(region.base + batch.offset[i])
                 here[n].iov_len = there[n].iov_len = batch.length[i]
@@ -224,7 +232,7 @@ cdef uint64_t vm_one(mp_path* path, mp_segment* segment, mp_batch* batch, uint64
     if not region.process_vm:
         return 0
     while done < batch.length[first]:
-        early = batch_interrupted(batch)
+        early = batch_interrupted(batch) or revoked(region, batch, first)
         if early:
             batch.status[first] = <uint8_t>early
             return done

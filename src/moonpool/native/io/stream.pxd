@@ -23,6 +23,7 @@ cdef struct mp_stream:
     uint64_t spin_ns          # yield-spin before blocking
     uint64_t stall_ns         # no progress for so long is STALLED; 0: never
     const int32_t* cancel     # NULL, or a flag that ends the wait as CANCELLED
+    const int32_t* dead       # NULL, or a status that ends the wait once it is not 0
     uint64_t deadline_ns      # 0: none
 
 ctypedef int (*mp_ring_open)(mp_stream* stream) noexcept nogil

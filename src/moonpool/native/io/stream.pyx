@@ -5,7 +5,7 @@ of microseconds, and only then blocks. Three ways to block are kept behind one i
 timeouts as ticks), epoll, and io_uring; `docs/bench.md` has what each is good for.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, ETIMEDOUT, errno
 from libc.stdint cimport int32_t, uint64_t
 from moonpool.native.io.batch cimport CANCELLED, COMPLETE, NO_MEMORY, PEER_GONE, STALLED, TIMED_OUT
 from moonpool.native.io.guard cimport mp_load32, mp_now_ns
@@ -118,6 +118,8 @@ cdef int look_up(mp_stream* stream, uint64_t since_ns, uint64_t* left_ns) noexce
     left_ns[0] = TICK_NS
     if stream.cancel != NULL and mp_load32(stream.cancel):
         return CANCELLED
+    if stream.dead != NULL and mp_load32(stream.dead):
+        return mp_load32(stream.dead)
     if stream.deadline_ns:
         if now >= stream.deadline_ns:
             return TIMED_OUT
@@ -126,6 +128,16 @@ cdef int look_up(mp_stream* stream, uint64_t since_ns, uint64_t* left_ns) noexce
     if stream.stall_ns and now >= since_ns + stream.stall_ns:
         return STALLED
     return 0
+
+
+cdef int lost(mp_stream* stream, int code) noexcept nogil:
+    """The status of a connection that ended: by our own shutdown, by the kernel (`code`), or by the peer."""
+    if stream.cancel != NULL and mp_load32(stream.cancel):
+        return CANCELLED
+    if stream.dead != NULL and mp_load32(stream.dead):
+        return mp_load32(stream.dead)
+    # TCP_USER_TIMEOUT: the peer's host took no byte for stall_timeout_ms.
+    return STALLED if code == ETIMEDOUT else PEER_GONE
 
 
 cdef int block(mp_stream* stream, bint sending, uint64_t left_ns) noexcept nogil:
@@ -176,11 +188,11 @@ cdef int move_all(mp_stream* stream, iovec* pieces, int n, bint sending, bint bu
             waiting = bulk and left == TICK_NS and stream.io == IO_BLOCKING
             continue
         if moved == 0 and not sending:
-            return CANCELLED if stream.cancel != NULL and mp_load32(stream.cancel) else PEER_GONE
+            return lost(stream, 0)
         if moved < 0 and errno == EINTR:
             continue
         if moved < 0 and errno != EAGAIN:
-            return CANCELLED if stream.cancel != NULL and mp_load32(stream.cancel) else PEER_GONE
+            return lost(stream, errno)
         if not waiting and stream.spin_ns and stream.io != IO_RING:
             now = mp_now_ns()
             if spun == 0:

@@ -19,7 +19,7 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from moonpool.native.io.guard cimport mp_add32, mp_swap_if32
+from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_swap_if32
 
 from moonpool.errors import EngineClosed, QueueFull, ResourceError, UsageError
 
@@ -42,6 +42,22 @@ cdef mp_batch* pool_take(mp_pool* pool) noexcept nogil:
         pool.queued -= 1
     pthread_mutex_unlock(&pool.lock)
     return batch
+
+
+cdef void pool_sweep(mp_pool* pool) noexcept nogil:
+    """Take out what its waiters have driven themselves while every worker was busy. Lock held."""
+    cdef mp_batch** place = &pool.head
+    cdef mp_batch* batch
+    pool.tail = NULL
+    while place[0] != NULL:
+        batch = place[0]
+        if mp_load32(&batch.state) == STATE_QUEUED:
+            pool.tail = batch
+            place = &batch.next
+        else:
+            place[0] = batch.next
+            pool.queued -= 1
+            batch_release(batch)
 
 
 cdef void* pool_work(void* context) noexcept nogil:
@@ -78,6 +94,8 @@ cdef class WorkerPool:
         cdef mp_batch* raw = batch.raw
         cdef bint start
         pthread_mutex_lock(&self.pool.lock)
+        if self.pool.queued >= self.queued_max:
+            pool_sweep(&self.pool)
         if self.pool.stop or self.pool.queued >= self.queued_max:
             pthread_mutex_unlock(&self.pool.lock)
             if self.pool.stop:
