@@ -122,6 +122,7 @@ class Target:
         self._limits = {"notices_max": notices_max, "lanes_max": lanes_max}
         self._io, self._stall_ns = io, int(stall_s * NS_PER_S)
         self._connecting = threading.Lock()
+        self._lanes: list[socket.socket] = []
         self.server = self._serve()
 
     def _serve(self) -> TargetServer:
@@ -135,17 +136,17 @@ class Target:
         self.server = self._serve()
 
     def connect(self, instance: bytes = INSTANCE) -> socket.socket:
-        """A lane to this target: the initiator's end."""
+        """A lane to this target: the initiator's end, closed with the target unless it was detached."""
         with self._connecting:
             ours = socket.create_connection(self.listener.getsockname())
             theirs, _ = self.listener.accept()
+            self._lanes.append(ours)
         for end in (ours, theirs):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours.settimeout(None)
         try:
             self.server.add_lane(theirs.fileno(), instance)
         except BaseException:
-            ours.close()
             theirs.close()
             raise
         theirs.detach()
@@ -160,8 +161,10 @@ class Target:
 
     def close(self) -> None:
         """End every lane."""
-        assert self.server.close(WAIT_S), "lane threads did not end"
+        for lane in self._lanes:
+            lane.close()
         self.listener.close()
+        assert self.server.close(WAIT_S), "lane threads did not end"
 
 
 @dataclass

@@ -204,11 +204,14 @@ cdef int receive_answer(mp_run* run, uint64_t id, uint64_t first, uint64_t stop,
     status = stream_receive(&run.lane.stream, &piece, 1, False)
     if status:
         return status
+    for k in range(stop - first):
+        if not final_status(marks[k]):
+            return PROTOCOL
+        named |= marks[k] == header.flags
+    if not named:
+        return PROTOCOL  # and a failed group that fails nobody would have us ask for ever
     for k in range(first, stop):
         i = run.todo[k]
-        if not final_status(marks[k - first]):
-            return PROTOCOL
-        named |= marks[k - first] == header.flags
         if marks[k - first] != COMPLETE:
             mp_tally(&run.stats.errors[batch.op != OP_READ][marks[k - first]], 1)
         elif batch.op == OP_READ:
@@ -218,8 +221,7 @@ cdef int receive_answer(mp_run* run, uint64_t id, uint64_t first, uint64_t stop,
         else:
             tally_carried(run, i)
         batch.status[i] = marks[k - first]
-    # A failed group that fails nobody would have us ask for ever.
-    return COMPLETE if named else PROTOCOL
+    return COMPLETE
 
 
 cdef int carry(mp_run* run, mp_segment* segment, mp_lanes* lanes) noexcept nogil:
