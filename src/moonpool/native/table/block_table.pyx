@@ -10,7 +10,7 @@ Thread rule: any thread may call; one mutex covers the table, and the GIL is rel
 cimport cython
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 from moonpool.native.table.holder_sets cimport (
     ALL_TIERS, EMPTY_SET, HOLD, HOLDERS_PER_CHUNK, NO_SET, RELEASE, TIERS, Chunk, HolderSet, HolderSets, require,
@@ -253,6 +253,19 @@ cdef class BlockTable:
         pthread_mutex_unlock(&self.mutex)
         return tiers
 
+    def contexts_in_use(self) -> set:
+        """The contexts that have blocks; O(blocks of the table)."""
+        cdef uint32_t at
+        found = set()
+        self.lock()
+        try:
+            for at in range(self.slots.used):
+                if self.slots.slots[at].holders:
+                    found.add(self.slots.slots[at].context)
+        finally:
+            pthread_mutex_unlock(&self.mutex)
+        return found
+
     def check(self) -> None:
         """Asserts every invariant; raises `InternalError` that names the broken one. O(blocks * holders of a set)."""
         cdef uint32_t at, i
@@ -261,20 +274,28 @@ cdef class BlockTable:
             self.slots.check()
             for i in range(self.sets.used):
                 self.sets.sets[i].counted = 0
-            counts = [0] * (self.holders_max * TIERS)
             for at in range(self.slots.used):
                 i = self.slots.slots[at].holders
                 if i:
                     require(i < self.sets.used and self.sets.sets[i].chunks != NULL, "a block's set was freed")
                     self.sets.sets[i].counted += 1
-            for i in range(1, self.sets.used):
-                if self.sets.sets[i].counted:
-                    add_members(counts, &self.sets.sets[i])
-            for i in range(self.holders_max * TIERS):
-                require(counts[i] == self.counts[i], "a holder's blocks are miscounted")
+            self.check_counts()
             self.sets.check()
         finally:
             pthread_mutex_unlock(&self.mutex)
+
+    cdef int check_counts(self) except -1:
+        """Asserts that each holder's blocks are counted right, given how many blocks have each set."""
+        cdef uint64_t* counts = <uint64_t*>PyMem_RawCalloc(self.holders_max * TIERS, sizeof(uint64_t))
+        cdef uint32_t i
+        if counts == NULL:
+            raise OutOfMemory("no memory to count the blocks of each holder")
+        for i in range(1, self.sets.used):
+            if self.sets.sets[i].counted:
+                add_members(counts, &self.sets.sets[i], self.sets.sets[i].counted)
+        same = memcmp(counts, self.counts, self.holders_max * TIERS * sizeof(uint64_t)) == 0
+        PyMem_RawFree(counts)
+        return require(same, "a holder's blocks are miscounted")
 
     cdef int lock(self) except -1:
         # Whoever holds the mutex may be waiting for the GIL.
@@ -380,16 +401,7 @@ cdef class BlockTable:
 
     cdef void forget(self, uint32_t at) noexcept nogil:
         """Frees a block, whoever holds it."""
-        cdef HolderSet* holders = &self.sets.sets[self.slots.slots[at].holders]
-        cdef uint32_t i
-        cdef int tier
-        cdef uint64_t bits
-        for i in range(holders.count):
-            for tier in range(TIERS):
-                bits = holders.chunks[i].tiers[tier]
-                while bits:
-                    self.counts[(holders.chunks[i].word * HOLDERS_PER_CHUNK + mp_lowest_bit(bits)) * TIERS + tier] -= 1
-                    bits &= bits - 1
+        add_members(self.counts, &self.sets.sets[self.slots.slots[at].holders], <uint64_t>-1)
         self.sets.drop(self.slots.slots[at].holders)
         self.slots.remove(at)
 
@@ -455,13 +467,14 @@ cdef int check_offsets(Keys* bounds, Py_ssize_t chains, Py_ssize_t count) except
     return 0
 
 
-cdef int add_members(list counts, HolderSet* holders) except -1:
-    """Adds the set's members once for each block that has it."""
+cdef void add_members(uint64_t* counts, HolderSet* holders, uint64_t blocks) noexcept nogil:
+    """Counts `blocks` more blocks for each member of the set, in its tier."""
     cdef uint32_t i
-    cdef int tier, bit
+    cdef int tier
+    cdef uint64_t bits
     for i in range(holders.count):
         for tier in range(TIERS):
-            for bit in range(HOLDERS_PER_CHUNK):
-                if holders.chunks[i].tiers[tier] >> bit & 1:
-                    counts[(holders.chunks[i].word * HOLDERS_PER_CHUNK + bit) * TIERS + tier] += holders.counted
-    return 0
+            bits = holders.chunks[i].tiers[tier]
+            while bits:
+                counts[(holders.chunks[i].word * HOLDERS_PER_CHUNK + mp_lowest_bit(bits)) * TIERS + tier] += blocks
+                bits &= bits - 1

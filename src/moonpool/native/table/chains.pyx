@@ -2,10 +2,11 @@
 
 XXH3 chain: a block alone is XXH3-64 of its tokens; the chain's first hash is the first block's, each later one is
 XXH3-64 of (hash before, block alone). Digest chain: a digest (SHA-256 or XXH3-128) of parent digest, tokens and extra
-keys in one of four encodings. Only whole blocks are hashed. Plain twin: moonpool.kernels.hashing_reference.
+keys in one of four encodings. Only whole blocks are hashed. The oracles are hashlib, pickle and the xxhash library.
 
 `tokens` is a list or tuple of integers, a contiguous buffer of 32-bit or 64-bit integers, or bytes of little-endian
-u32. `extras` are bytes that enter the blocks' messages: block i takes `extras[min(i, len(extras) - 1)]`.
+u32; those of a list behind the last whole block are not looked at. `extras` are bytes that enter the blocks' messages:
+block i takes `extras[min(i, len(extras) - 1)]`.
 """
 
 cimport cython

@@ -58,5 +58,4 @@ cdef class HolderSets:
     cdef void link(self, uint32_t made) noexcept nogil
     cdef int check(self) except -1
 
-cdef frozenset members_of(HolderSet* one)
 cdef int require(bint holds, str message) except -1

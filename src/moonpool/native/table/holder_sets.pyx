@@ -13,6 +13,7 @@ The twin is a Python frozenset for each block (moonpool.native.table.reference).
 """
 
 cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -21,6 +22,7 @@ from moonpool.errors import InternalError, OutOfMemory, UsageError
 
 cdef extern from "mixing.h" nogil:
     uint64_t mp_scatter(uint64_t x)
+    int mp_lowest_bit(uint64_t x)
 
 cdef enum:
     SETS_AT_FIRST = 64
@@ -252,11 +254,10 @@ cdef class HolderSets:
             live += self.sets[i].references != 0
             idle += self.sets[i].references == 0
             held += self.sets[i].count * sizeof(Chunk)
-            members = members_of(&self.sets[i])
+            members = PyBytes_FromStringAndSize(<char*>self.sets[i].chunks, self.sets[i].count * sizeof(Chunk))
             require(members not in seen, "two sets have the same members")
             seen.add(members)
-            digest = sum(mp_scatter(holder * TIERS + tier) for holder, tier in members) % 2**64
-            require(digest == self.sets[i].digest, "a set's digest is not that of its members")
+            require(digest_of(&self.sets[i]) == self.sets[i].digest, "a set's digest is not that of its members")
             for j in range(1, self.sets[i].count):
                 require(self.sets[i].chunks[j - 1].word < self.sets[i].chunks[j].word, "a set's chunks are unsorted")
         require((live, idle) == (self.live, self.idle), "live or idle sets are miscounted")
@@ -264,17 +265,20 @@ cdef class HolderSets:
         return 0
 
 
-cdef frozenset members_of(HolderSet* one):
-    """The set as (holder, tier) pairs."""
-    members = set()
+cdef uint64_t digest_of(HolderSet* one) noexcept nogil:
+    """The sum of the members' stamps, from nothing."""
+    cdef uint64_t digest = 0, bits
     cdef uint32_t i
-    cdef int tier, bit
+    cdef int tier
     for i in range(one.count):
         for tier in range(TIERS):
-            for bit in range(HOLDERS_PER_CHUNK):
-                if one.chunks[i].tiers[tier] >> bit & 1:
-                    members.add((one.chunks[i].word * HOLDERS_PER_CHUNK + bit, tier))
-    return frozenset(members)
+            bits = one.chunks[i].tiers[tier]
+            while bits:
+                digest += mp_scatter(
+                    (<uint64_t>one.chunks[i].word * HOLDERS_PER_CHUNK + mp_lowest_bit(bits)) * TIERS + tier
+                )
+                bits &= bits - 1
+    return digest
 
 
 cdef int require(bint holds, str message) except -1:

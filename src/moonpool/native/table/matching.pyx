@@ -189,6 +189,11 @@ cdef class Match:
             self.data[i]: (self.data[n + i], self.data[2 * n + i], self.data[3 * n + i]) for i in range(n)
         }
 
+    def depths_by_name(self, tuple names) -> dict:
+        """`{names[holder]: disk}`: all that each holder matches, by name."""
+        cdef Py_ssize_t i, n = self.rows
+        return {names[self.data[i]]: self.data[3 * n + i] for i in range(n)}
+
     def depth_of_rank(self, Py_ssize_t rank) -> int:
         """How many leading blocks at least `rank` holders match (rank 1: the deepest match); 0 when there are fewer."""
         cdef uint32_t depth

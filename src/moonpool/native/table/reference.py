@@ -107,6 +107,10 @@ class ReferenceTable:
         """The tiers, as bits, in which the holder has the block."""
         return sum(1 << tier for tier in self._blocks.get((context, key), {}).get(holder, ()))
 
+    def contexts_in_use(self) -> set[int]:
+        """The contexts that have blocks."""
+        return {context for context, _ in self._blocks}
+
     def check(self) -> None:
         """Asserts that no block is kept without a holder, and no holder without a tier."""
         for place, holders in self._blocks.items():

@@ -1,0 +1,50 @@
+"""Bounds of a prefix index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, final
+
+from moonpool.errors import UsageError
+from moonpool.units import MIB, U64_MAX
+
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "blocks_max": (1, 1 << 30),
+    "holders_max": (1, 1 << 20),
+    "contexts_max": (1, 1 << 24),
+    "set_bytes_max": (64, 1 << 40),
+    "call_blocks_max": (1, 1 << 30),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    """What an index may hold. Raises `UsageError` that names the wrong field."""
+
+    #: Most distinct blocks; each takes at most 48 bytes.
+    blocks_max: int = 1 << 24
+    #: Most holders: data-parallel ranks of all instances.
+    holders_max: int = 4_096
+    #: Most contexts: combinations of tenant, model, LoRA, salt and block size.
+    contexts_max: int = 65_536
+    #: Most bytes of distinct sets of holders: 64 bytes for each set, and 32 more for every 64 holders in it.
+    set_bytes_max: int = 256 * MIB
+    #: Most blocks in one call.
+    call_blocks_max: int = 1 << 20
+    #: Keys the hash table; None draws one, so that nobody can aim at one bucket. Results do not depend on it.
+    table_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "table_seed":
+                low, high, valid = 0, U64_MAX, value is None or isinstance(value, int)
+            else:
+                (low, high), valid = _RANGES[each.name], isinstance(value, int)
+            if not valid or (value is not None and not low <= value <= high):
+                raise UsageError(
+                    f"{each.name} must be from {low} to {high}; got {value!r}",
+                    field=each.name,
+                    value=repr(value),
+                )
