@@ -1,7 +1,8 @@
 """Batches over a lane: requests in groups, several of them in flight, payload straight to and fro.
 
-A WRITE's payload follows its group's entries; a READ's comes with the answer. Neither side can block the other for ever:
-at most WRITE_WINDOW or READ_WINDOW groups are unanswered, and their answers fit in the initiator's receive buffer.
+A WRITE's payload follows its group's entries; a READ's comes with the answer. Neither side can block the other for
+ever: at most WRITE_WINDOW or READ_WINDOW groups are unanswered, and their answers fit in the initiator's receive
+buffer.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t

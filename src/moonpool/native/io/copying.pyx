@@ -1,7 +1,7 @@
 """Copies and digests: the only place where payload bytes are moved by the CPU or hashed.
 
-Digest (format): XXH3-64 of each 64 KiB chunk, counted from the start of the transfer; the root is XXH3-128 over the list
-of chunk digests as little-endian u64. An empty transfer has no chunk.
+Digest (format): XXH3-64 of each 64 KiB chunk, counted from the start of the transfer; the root is XXH3-128 over the
+list of chunk digests as little-endian u64. An empty transfer has no chunk.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
@@ -91,7 +91,7 @@ def root_digest(digests) -> bytes:
 
 
 def copy_buffer(target, source, *, size_t stream_min_bytes=262144, bint digest=False):
-    """Copy ``source`` into ``target`` (equal lengths, no overlap); with ``digest`` returns the chunk digests, else None.
+    """Copy ``source`` into ``target`` (equal lengths, no overlap); returns the chunk digests with ``digest``.
 
     Blocks of ``stream_min_bytes`` and more use non-temporal stores. The GIL is released.
     """

@@ -318,7 +318,8 @@ cdef int take_notify_turn(mp_lanes* lanes, mp_batch* batch) noexcept nogil:
     return status
 
 
-cdef int call_once(mp_lanes* lanes, mp_batch* batch, int op, const char* data, uint32_t size, bint* again) noexcept nogil:
+cdef int call_once(mp_lanes* lanes, mp_batch* batch, int op, const char* data, uint32_t size,
+                   bint* again) noexcept nogil:
     cdef mp_lane* lane = NULL
     cdef mp_header header
     cdef iovec pieces[2]

@@ -1,7 +1,7 @@
 """Engine memory: sealed memfds, mappings of a peer's memfd, and acceptance of foreign host buffers.
 
-Engine memory is a memfd sealed against shrinking and growing (memfd_create(2), fcntl(2) F_ADD_SEALS), so a peer that maps
-it can never be hit by SIGBUS, and nothing is left in any file system when its processes die.
+Engine memory is a memfd sealed against shrinking and growing (memfd_create(2), fcntl(2) F_ADD_SEALS), so a peer that
+maps it can never be hit by SIGBUS, and nothing is left in any file system when its processes die.
 """
 
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release
@@ -105,8 +105,8 @@ cdef class SharedMemory:
 def create_memory(size_bytes, *, bint huge_pages=False, bint prefault=True) -> SharedMemory:
     """New zeroed engine memory of ``size_bytes``, rounded up to whole pages, pre-faulted.
 
-    Pre-faulting matters: the first touch of a fresh page costs several times the copy into it. ResourceError (errno kept)
-    when the kernel has not enough memory or, with ``huge_pages``, no reserved 2 MiB pages.
+    Pre-faulting matters: the first touch of a fresh page costs several times the copy into it. ResourceError (with
+    errno) when the kernel has not enough memory or, with ``huge_pages``, no reserved 2 MiB pages.
     """
     cdef uint64_t page = HUGE_PAGE_BYTES if huge_pages else PAGE_BYTES
     cdef uint64_t asked = PyNumber_Index(size_bytes)  # a float would be cut without a word
@@ -134,8 +134,8 @@ def create_memory(size_bytes, *, bint huge_pages=False, bint prefault=True) -> S
 def map_memory(int fd, uint64_t size_bytes, *, bint writable, bint prefault=True) -> SharedMemory:
     """Map a peer's memfd; takes ownership of ``fd``, also on failure.
 
-    The fd must carry the seals of engine memory and be at least ``size_bytes`` long: else UsageError, because an unsealed
-    file could be cut under the mapping and kill this process.
+    The fd must carry the seals of engine memory and be at least ``size_bytes`` long: else UsageError, because an
+    unsealed file could be cut under the mapping and kill this process.
     """
     memory = SharedMemory.__new__(SharedMemory)
     cdef SharedMemory made = memory

@@ -113,7 +113,7 @@ cdef class LocalRegions:
         return mp_guard_users(&self.table.guard)
 
     def add(self, uint64_t address, uint64_t length, uint32_t access, bytes read_key, bytes write_key) -> int:
-        """Register a range; returns its handle. UsageError when it overlaps one, LimitExceeded when the table is full."""
+        """Register a range: its handle. UsageError when it overlaps one, LimitExceeded when the table is full."""
         cdef mp_regions* table = self.table
         cdef uint32_t slot, place
         if length == 0 or address == 0 or address + length < address:
@@ -180,8 +180,8 @@ cdef class LocalRegions:
     def remove(self, uint64_t handle, double timeout_s) -> bool:
         """Make a handle stale, then wait for everyone who may have seen it alive.
 
-        True when nobody can touch the range any more. False when the wait ran out: the handle is stale all the same, but
-        the caller must keep the memory, and call `drain` again before letting it go.
+        True when nobody can touch the range any more. False when the wait ran out: the handle is stale all the same,
+        but the caller must keep the memory, and call `drain` again before letting it go.
         """
         cdef mp_regions* table = self.table
         cdef uint32_t slot = <uint32_t>handle, place

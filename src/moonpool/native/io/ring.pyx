@@ -91,7 +91,8 @@ cdef int reap(io_uring* ring, uint64_t wait_ns, uint64_t spin_ns, int* result) n
             return 1
 
 
-cdef ssize_t ring_move(mp_stream* stream, iovec* pieces, int n, bint sending, int flags, uint64_t wait_ns) noexcept nogil:
+cdef ssize_t ring_move(mp_stream* stream, iovec* pieces, int n, bint sending, int flags,
+                       uint64_t wait_ns) noexcept nogil:
     """One sendmsg or recvmsg through the ring: bytes moved, or -1 with errno (EAGAIN when wait_ns went by).
 
     It returns only when the kernel no longer holds the buffers: a wait that runs out is cancelled and reaped first.

@@ -57,5 +57,6 @@ cdef class NativeSegment:
     cdef mp_segment* raw
     cdef list keep
     cdef LocalRegions own
-    cdef mp_path* add_path(self, int (*run)(mp_path*, mp_segment*, mp_batch*) noexcept nogil, void* context, object keep) except NULL
+    cdef mp_path* add_path(self, int (*run)(mp_path*, mp_segment*, mp_batch*) noexcept nogil, void* context,
+                           object keep) except NULL
     cdef mp_remote_region* slot_of(self, uint64_t handle) except NULL

@@ -1,7 +1,7 @@
 """Open segments: the table of a peer's regions, and the loop that offers a batch to each path in turn.
 
-A path runs with the local and the remote table entered, so neither side's memory can be revoked under it. It carries the
-transfers it can and leaves the others PENDING for the next path.
+A path runs with the local and the remote table entered, so neither side's memory can be revoked under it. It carries
+the transfers it can and leaves the others PENDING for the next path.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -261,7 +261,7 @@ cdef class NativeSegment:
         return handle != 0 and index < self.raw.capacity and self.raw.slots[index].handle == handle
 
     def drop_region(self, uint64_t handle, double timeout_s) -> bool:
-        """Make a handle stale, then wait for running batches; False when some may still touch it (its slot stays unused)."""
+        """Make a handle stale, then wait for running batches; False when some may still touch it."""
         cdef mp_remote_region* region = self.slot_of(handle)
         mp_guard_lock(&self.raw.guard)
         region.handle = 0

@@ -1,8 +1,8 @@
 """The target side over tcp: one native thread a lane, which never needs the GIL.
 
-A lane thread reads a group's header and entries, checks every entry against the region table, moves the payloads straight
-between the socket and the regions, and answers. It yields and looks again for some tens of microseconds before it blocks.
-Nothing an initiator sends can make it touch memory outside a region: addresses come only from the table.
+A lane thread reads a group's header and entries, checks every entry against the region table, moves the payloads
+straight between the socket and the regions, and answers. It yields and looks again for some tens of microseconds before
+it blocks. Nothing an initiator sends can make it touch memory outside a region: addresses come only from the table.
 """
 
 cimport cython
@@ -38,7 +38,6 @@ from moonpool.native.io.guard cimport (
     mp_guard_lock,
     mp_guard_unlock,
     mp_load32,
-    mp_now_ns,
     mp_store32,
     mp_tally,
 )
@@ -203,7 +202,7 @@ cdef bint no_grant(const uint8_t* entry) noexcept nogil:
 
 
 cdef int check_entries(mp_connection* c, mp_header* header, uint8_t* worst) noexcept nogil:
-    """Resolve every entry (guard entered). PROTOCOL when lengths break the rules, else COMPLETE and the worst status."""
+    """Resolve every entry (guard entered). PROTOCOL for lengths that break a rule, else COMPLETE, and the worst."""
     cdef uint32_t k
     cdef uint64_t total = 0
     cdef uint32_t access = ACCESS_READ if header.op == OP_READ else ACCESS_WRITE
@@ -461,7 +460,8 @@ cdef class TargetServer:
         c.trash = <char*>malloc(TRASH_BYTES)
         c.pieces = <iovec*>malloc((PIECES + 2) * sizeof(iovec))
         memcpy(c.peer, peer, 16)
-        if c.stage == NULL or c.trash == NULL or c.pieces == NULL or stream_open(&c.stream, fd, self.raw.io) != COMPLETE:
+        if (c.stage == NULL or c.trash == NULL or c.pieces == NULL
+                or stream_open(&c.stream, fd, self.raw.io) != COMPLETE):
             c.stream.fd = c.stream.epoll_fd = -1
             connection_free(c)
             raise OutOfMemory("no memory for a lane")

@@ -1,8 +1,8 @@
 """The same-host path: a copy into or out of the peer's mapped memfd, or process_vm_readv/writev for its other memory.
 
 The same code serves the `local` transport, whose "peer" is this process and whose regions are mapped where they are.
-process_vm is used only on regions that the owner granted over a live unix-socket session; the process is held by a pidfd,
-which is asked before and after, because a pid alone may have been given to somebody else.
+process_vm is used only on regions that the owner granted over a live unix-socket session; the process is held by a
+pidfd, which is asked before and after, because a pid alone may have been given to somebody else.
 """
 
 from libc.errno cimport EFAULT, ESRCH, errno
@@ -70,7 +70,7 @@ cdef struct mp_vm:
 cdef uint64_t stream_from(mp_segment* segment, mp_batch* batch) noexcept nogil:
     """The size from which this batch's transfers are streamed past the caches.
 
-    What counts is how much the batch moves: blocks of a small batch are likely to be used at once and stay in the cache.
+    What counts is how much the batch moves: blocks of a small batch are likely used at once and stay in the cache.
     """
     cdef uint64_t i, total = 0
     for i in range(batch.n):
@@ -194,8 +194,9 @@ cdef int vm_vector(mp_path* path, mp_batch* batch, iovec* here, iovec* there, in
     return -STALE_HANDLE  # the owner unmapped the range without revoking it
 
 
-cdef uint64_t vm_one(mp_path* path, mp_segment* segment, mp_batch* batch, uint64_t first, uint64_t* last) noexcept nogil:
-    """Carry a run of small transfers from `first` on, or one large one by pieces. Returns bytes carried; sets statuses."""
+cdef uint64_t vm_one(mp_path* path, mp_segment* segment, mp_batch* batch, uint64_t first,
+                     uint64_t* last) noexcept nogil:
+    """Carry a run of small transfers from `first` on, or one large one by pieces; returns bytes. Sets statuses."""
     cdef iovec here[VM_VECTOR]
     cdef iovec there[VM_VECTOR]
     cdef uint64_t members[VM_VECTOR]

@@ -1,12 +1,12 @@
 """Byte streams over a connected socket, with waits that end: at a deadline, on cancel, on a stalled or lost peer.
 
-Waking a thread on another CPU costs more than a small transfer, so a receiver first yields and looks again for some tens
-of microseconds, and only then blocks. Three ways to block are kept behind one interface: blocking calls (with socket
-timeouts as ticks), epoll, and io_uring; `docs/bench.md` has what each is good for.
+Waking a thread on another CPU costs more than a small transfer, so a receiver first yields and looks again for some
+tens of microseconds, and only then blocks. Three ways to block are kept behind one interface: blocking calls (with
+socket timeouts as ticks), epoll, and io_uring; `docs/bench.md` has what each is good for.
 """
 
 from libc.errno cimport EAGAIN, EINTR, ETIMEDOUT, errno
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport uint64_t
 from moonpool.native.io.batch cimport CANCELLED, COMPLETE, NO_MEMORY, PEER_GONE, STALLED, TIMED_OUT
 from moonpool.native.io.guard cimport mp_load32, mp_now_ns
 
