@@ -155,7 +155,9 @@ def decode_entries(header: GroupHeader, raw: bytes | memoryview) -> tuple[Entry,
     entries = []
     for region, offset, length, key, grant in _ENTRY.iter_unpack(raw):
         if grant != _NO_GRANT:
-            raise ProtocolError("an entry carries a grant, which version 1 does not know", operation=header.op.name)
+            raise ProtocolError(
+                "an entry carries a grant, which version 1 does not know", operation=header.op.name
+            )
         entries.append(Entry(region, offset, length, key))
     fault = entries_fault(header, entries)
     if fault:
