@@ -32,7 +32,7 @@ from moonpool.native.io.server import TargetServer
 from moonpool.native.io.workers import WorkerPool
 from moonpool.operations import Access, Op
 from moonpool.transport.registry import make_transports
-from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, NS_PER_US
+from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, NS_PER_US, U32_MAX
 
 
 @final
@@ -126,6 +126,8 @@ class Engine:
         It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it.
         """
         self._check()
+        if size_bytes < 1:
+            raise UsageError(f"size_bytes={size_bytes}: a region has at least one byte", field="size_bytes")
         huge = self.config.huge_pages if huge_pages is None else huge_pages
         memory = create_memory(size_bytes, huge_pages=huge, prefault=prefault)
         region = self._offering.add(memory, Access(access), location)
@@ -313,6 +315,8 @@ class Engine:
     def notifications(self, count_max: int = 64, *, timeout_s: float | None = 0.0) -> list[Notification]:
         """Take up to `count_max` messages, oldest first; waits up to `timeout_s` (None: for ever) for one."""
         self._check()
+        if not 0 <= count_max <= U32_MAX:
+            raise UsageError(f"count_max={count_max}: take from 0 to {U32_MAX} at once", field="count_max")
         return [Notification(*one) for one in self._server.take_notices(count_max, timeout_s)]
 
     def _bound_s(self, timeout_s: float | None) -> float:
