@@ -108,7 +108,9 @@ class Openings:
             self.close_segment(segment)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: close the child's copies of the sockets."""
+        """In a forked child: every segment is closed, and so are the child's copies of the sockets."""
+        for _handle, segment in self._segments.items():
+            segment.handle = 0
         for peer in self._peers.values():
             peer.abandon_after_fork()
 
