@@ -107,9 +107,11 @@ cdef class HolderSets:
         if not differs:
             return base
         kept = (one.tiers[0] | one.tiers[1] | one.tiers[2]) != 0
-        memcpy(self.scratch, chunks, at * sizeof(Chunk))
-        self.scratch[at] = one
-        memcpy(self.scratch + at + kept, chunks + at + present, (count - at - present) * sizeof(Chunk))
+        if count:  # the empty set has no chunks to copy from
+            memcpy(self.scratch, chunks, at * sizeof(Chunk))
+            memcpy(self.scratch + at + kept, chunks + at + present, (count - at - present) * sizeof(Chunk))
+        if kept:
+            self.scratch[at] = one
         count = count - present + kept
         return self.find(digest, count) if count else EMPTY_SET
 
