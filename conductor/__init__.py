@@ -1,6 +1,6 @@
-"""The conductor: who should serve which prompt.
+"""Who should serve which prompt: a scheduler, and a simulator that runs it on traces.
 
-Public names are loaded when first used.
+The names are loaded at first use, because numpy and numba take a moment to import.
 """
 
 from __future__ import annotations
@@ -9,48 +9,65 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from moonpool.conductor.blocks import BlockHasher
-    from moonpool.conductor.index import PrefixIndex
-    from moonpool.conductor.index_config import IndexConfig
-    from moonpool.conductor.index_view import IndexView
-    from moonpool.conductor.prefix_match import PrefixMatch
-    from moonpool.conductor.recipes import Algorithm, HashRecipe
-    from moonpool.events import CacheContext, Holder, Tier
+    from moonpool.conductor.instance import InstanceSpec, Role
+    from moonpool.conductor.overlap import OverlapIndex, ResidencyTable
+    from moonpool.conductor.policy import Policy, make_policy, policy_names, register_policy
+    from moonpool.conductor.request import CopyRequest, Decision, Prompt, Verdict
+    from moonpool.conductor.scheduler import Scheduler
+    from moonpool.conductor.scheduler_config import SchedulerConfig
+    from moonpool.conductor.settings import ClusterSettings, load_settings
+    from moonpool.conductor.simulation_result import SimulationResult
+    from moonpool.conductor.simulator import SimulationOptions, Simulator
+    from moonpool.conductor.trace import GeneratorConfig, Trace, generate_trace, load_trace
 
 __all__ = [
-    "Algorithm",
-    "BlockHasher",
-    "CacheContext",
-    "HashRecipe",
-    "Holder",
-    "IndexConfig",
-    "IndexView",
-    "PrefixIndex",
-    "PrefixMatch",
-    "Tier",
+    "ClusterSettings",
+    "CopyRequest",
+    "Decision",
+    "GeneratorConfig",
+    "InstanceSpec",
+    "OverlapIndex",
+    "Policy",
+    "Prompt",
+    "ResidencyTable",
+    "Role",
+    "Scheduler",
+    "SchedulerConfig",
+    "SimulationOptions",
+    "SimulationResult",
+    "Simulator",
+    "Trace",
+    "Verdict",
+    "generate_trace",
+    "load_settings",
+    "load_trace",
+    "make_policy",
+    "policy_names",
+    "register_policy",
 ]
 
-# Where each public name lives.
-_HOMES: Final[dict[str, str]] = {
-    "Algorithm": "moonpool.conductor.recipes",
-    "BlockHasher": "moonpool.conductor.blocks",
-    "CacheContext": "moonpool.events",
-    "HashRecipe": "moonpool.conductor.recipes",
-    "Holder": "moonpool.events",
-    "IndexConfig": "moonpool.conductor.index_config",
-    "IndexView": "moonpool.conductor.index_view",
-    "PrefixIndex": "moonpool.conductor.index",
-    "PrefixMatch": "moonpool.conductor.prefix_match",
-    "Tier": "moonpool.events",
+#: The module of each public name.
+_HOMES: Final = {
+    "instance": ("InstanceSpec", "Role"),
+    "overlap": ("OverlapIndex", "ResidencyTable"),
+    "policy": ("Policy", "make_policy", "policy_names", "register_policy"),
+    "request": ("CopyRequest", "Decision", "Prompt", "Verdict"),
+    "scheduler": ("Scheduler",),
+    "scheduler_config": ("SchedulerConfig",),
+    "settings": ("ClusterSettings", "load_settings"),
+    "simulation_result": ("SimulationResult",),
+    "simulator": ("SimulationOptions", "Simulator"),
+    "trace": ("GeneratorConfig", "Trace", "generate_trace", "load_trace"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'moonpool.conductor' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"moonpool.conductor.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'moonpool.conductor' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ priority moves the limit, so that under load the lesser requests are turned away
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, final
@@ -29,6 +30,8 @@ class Assessment:
     """Step time of the chosen decode instance over the limit, were the request in its batch now."""
     decode_load_then: float
     """The same when its prefill is expected to end."""
+    relative_cost: float
+    """Decode work of this request over the mean of those offered lately; 1 is the mean."""
     priority: int
 
     @property
@@ -94,11 +97,37 @@ class PredictedRejection:
         return Verdict.SLOW_TOKENS if slow else Verdict.ACCEPTED
 
 
+@final
+class PricedRejection:
+    """As predicted, with room kept for those that cost little (trunk reservation in loss networks).
+
+    Under overload somebody is turned away; turning away one request that holds twice the mean decode work
+    spares two of half that. Each doubling of the cost must leave `reserve` of the limit free, up to
+    `doublings_max`.
+    """
+
+    name: Final = "priced"
+
+    def __init__(self, reserve: float = 0.1, doublings_max: float = 3.0) -> None:
+        if not 0 <= reserve * doublings_max < 1:
+            raise UsageError("reserve times doublings_max lies between 0 and 1", field="reserve")
+        self._reserve: Final = reserve
+        self._doublings_max: Final = doublings_max
+
+    def judge(self, assessment: Assessment) -> Verdict:
+        if assessment.ttft_load > assessment.limit:
+            return Verdict.SLOW_FIRST_TOKEN
+        doublings = min(max(math.log2(max(assessment.relative_cost, 1e-9)), 0.0), self._doublings_max)
+        limit = assessment.limit - self._reserve * doublings
+        return Verdict.SLOW_TOKENS if assessment.decode_load_then > limit else Verdict.ACCEPTED
+
+
 ADMISSIONS: Final[dict[str, Callable[[], Admission]]] = {
     AdmitAll.name: AdmitAll,
     PrefillOnly.name: PrefillOnly,
     EarlyRejection.name: EarlyRejection,
     PredictedRejection.name: PredictedRejection,
+    PricedRejection.name: PricedRejection,
 }
 
 

@@ -7,7 +7,8 @@ terms are added to the request's own time to its first token:
 - *price*: each second of prefill work delays those who come after; the busier the instances, the more. In a
   queue of utilisation u a second of work costs the others about u / (1 - u) seconds (M/G/1, processor time as
   the scarce good), so work is priced at that, up to a bound.
-- *balance*: work given lately, so that idle instances are filled evenly; it decides between near equals.
+- *balance*: work given in the last minutes, so that idle instances are filled evenly; since a fetched prefix
+  is nearly as good as a local one, it mostly decides between equals.
 - *step*: where prefill and decode share an instance, a batch that would break the promised token interval.
 
 Each candidate may also fetch the longest match from its holder when that is quicker than computing it; the
@@ -35,7 +36,7 @@ class AffinityWeights:
     """How much others count. `fetch` False uses only what an instance holds itself."""
 
     price_max: float = 3.0
-    balance: float = 0.02
+    balance: float = 0.05
     step_penalty_s: float = 1.0
     step_margin: float = 0.8
     fetch: bool = True
@@ -69,8 +70,8 @@ class WorkBoundedAffinity(Stateless):
             work = np.where(fetch, fetched, work)
         utilisation = min(load.utilisation(view.now), 0.99)
         price = min(utilisation / (1.0 - utilisation), weights.price_max)
-        recent = load.recent_work(view.now)[load.prefills]
-        cost = own + price * work + weights.balance * recent
+        past = load.past_work(view.now)[load.prefills]
+        cost = own + price * work + weights.balance * (past - past.min())
         if view.beliefs.mixed:
             cost = cost + self._step_cost(view)
         at = view.least(cost)

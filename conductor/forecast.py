@@ -4,7 +4,8 @@ Every booked request adds the chance that it is being decoded to each future bin
 is expected to end, and stays with the probability that a decode lasts that long. That probability is
 learned from finished requests (`DurationSurvival`), or is a step at a uniform time, as the paper assumes
 (arXiv 2407.00079, section 7.4). What is known now corrects the sum: the difference between the true and the
-expected batch fades with the mean duration.
+expected batch fades with the mean duration. Requests that have not come yet are expected at the rate of the
+last ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ F64 = NDArray[np.float64]
 _FINISHES_PER_REFRESH: Final = 32
 _FORGETTING: Final = 0.995
 _PRIOR_WEIGHT: Final = 10.0
+#: The rate of bookings fades by e in this time.
+_INFLOW_MEMORY_S: Final = 30.0
 BINS_MAX: Final = 65_536
 
 
@@ -43,6 +46,8 @@ class DurationSurvival:
         self._weight = _PRIOR_WEIGHT
         self._fresh = 0
         self.curve: F64 = alive[:-1].copy()
+        #: Seconds that a decode is expected to last within its first k bins.
+        self.expected_s: F64 = np.cumsum(self.curve) * bin_s
         self.mean_s = prior_s
 
     def observe(self, seconds: float) -> None:
@@ -64,6 +69,7 @@ class DurationSurvival:
             total = float(self._ended.sum()) + self._later
             # Bookings keep a reference to the curve they used, so a new one is made.
             self.curve = 1.0 - np.concatenate(([0.0], np.cumsum(self._ended)[:-1])) / total
+            self.expected_s = np.cumsum(self.curve) * self._bin_s
             self.mean_s = self._sum_s / self._weight
 
 
@@ -91,6 +97,10 @@ class DecodeForecast:
         self._requests: Final[F64] = np.zeros((instances, 2 * bins))
         self._context: Final[F64] = np.zeros((instances, 2 * bins))
         self._first_bin = 0
+        self._spread: Final = np.zeros(instances)
+        self._bookings = self._delay_s = self._tokens = 0.0
+        self._began: float | None = None
+        self._last = 0.0
 
     def book(self, at: int, join: float, tokens: float, now: float) -> Booking:
         """Adds a request of `tokens` that joins instance `at` at the time `join`; what `release` needs."""
@@ -101,6 +111,7 @@ class DecodeForecast:
         length = min(len(curve), max(0, self._first_bin + 2 * self._bins - start))
         booking = Booking(at, start, curve[:length], tokens)
         self._add(booking, start, 1.0)
+        self._note_inflow(at, join - now, tokens, now)
         return booking
 
     def release(self, booking: Booking, now: float) -> None:
@@ -116,7 +127,35 @@ class DecodeForecast:
         fade = math.exp((now - when) / self.survival.mean_s)
         requests = self._requests[:, there] + (batch - self._requests[:, here]) * fade
         tokens = self._context[:, there] + (context - self._context[:, here]) * fade
+        more, mean_tokens = self._inflow(when - now, now)
+        requests, tokens = requests + more, tokens + more * mean_tokens
         return np.maximum(requests, 0.0), np.maximum(tokens, 0.0)
+
+    def _note_inflow(self, at: int, delay_s: float, tokens: float, now: float) -> None:
+        if self._began is None:
+            self._began = self._last = now
+        fade = math.exp((self._last - now) / _INFLOW_MEMORY_S)
+        self._last = now
+        self._bookings = self._bookings * fade + 1.0
+        self._delay_s = self._delay_s * fade + delay_s
+        self._tokens = self._tokens * fade + tokens
+        self._spread[:] *= fade
+        self._spread[at] += 1.0
+
+    def _inflow(self, ahead_s: float, now: float) -> tuple[F64, float]:
+        """Requests on each instance `ahead_s` from now that have not come yet, and their mean context.
+
+        A request whose own prefill is long meets those that come after it and overtake it.
+        """
+        if self._began is None:
+            return self._spread, 0.0
+        window_s = _INFLOW_MEMORY_S * max(1.0 - math.exp((self._began - now) / _INFLOW_MEMORY_S), 0.05)
+        fade = math.exp((self._last - now) / _INFLOW_MEMORY_S)
+        bins = int((ahead_s - self._delay_s / self._bookings) / self._bin_s)
+        if bins <= 0:
+            return np.zeros_like(self._spread), 0.0
+        present_s = self.survival.expected_s[min(bins, self._bins) - 1]
+        return self._spread * (fade * present_s / window_s), self._tokens / self._bookings
 
     def _add(self, booking: Booking, since: int, sign: float) -> None:
         skip = max(0, since - booking.start, self._first_bin - booking.start)

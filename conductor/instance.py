@@ -16,6 +16,8 @@ from moonpool.errors import UsageError
 
 F64 = NDArray[np.float64]
 INSTANCES_MAX: Final = 65_536
+#: At the very start a rate is taken over this share of its memory: one request says little.
+_SEEN_MIN: Final = 0.05
 
 
 class Role(IntFlag):
@@ -51,6 +53,37 @@ class InstanceSpec:
 
 
 @final
+class FadingWork:
+    """Seconds of work given to n instances; what was given fades by e in `memory_s`."""
+
+    def __init__(self, instances: int, memory_s: float) -> None:
+        self.memory_s: Final = memory_s
+        self._seconds: Final[F64] = np.zeros(instances)
+        self._at: float | None = None
+        self._began = 0.0
+
+    def at(self, now: float) -> F64:
+        """float64[n]; borrowed until the next call."""
+        if self._at is not None and now > self._at:
+            self._seconds[:] *= np.exp((self._at - now) / self.memory_s)
+            self._at = now
+        return self._seconds
+
+    def add(self, at: int, seconds: float, now: float) -> None:
+        """Gives an instance work."""
+        if self._at is None:
+            self._at = self._began = now
+        self.at(now)[at] += seconds
+
+    def rate(self, now: float) -> float:
+        """Work given a second lately, summed over all; what is remembered of the time so far counts."""
+        if self._at is None:
+            return 0.0
+        seen = 1.0 - float(np.exp((self._began - now) / self.memory_s))
+        return float(self.at(now).sum()) / (self.memory_s * max(seen, _SEEN_MIN))
+
+
+@final
 class LoadTable:
     """What is booked on each instance, corrected by what they report. Arrays are float64[n], in list order.
 
@@ -58,7 +91,9 @@ class LoadTable:
     booked, less the time that its head has been running, but never less than nothing for the head.
     """
 
-    def __init__(self, instances: Sequence[InstanceSpec], *, work_memory_s: float) -> None:
+    def __init__(
+        self, instances: Sequence[InstanceSpec], *, work_memory_s: float, balance_memory_s: float
+    ) -> None:
         if not 1 <= len(instances) <= INSTANCES_MAX:
             raise UsageError(f"a scheduler needs 1 to {INSTANCES_MAX} instances, not {len(instances)}")
         names = [instance.name for instance in instances]
@@ -85,10 +120,8 @@ class LoadTable:
         self._head_since: Final[F64] = np.zeros(n)
         self._head_s: Final[F64] = np.zeros(n)
         self._queues: list[OrderedDict[Hashable, tuple[float, float]]] = [OrderedDict() for _ in range(n)]
-        self._work: Final[F64] = np.zeros(n)
-        self._work_memory_s: Final = work_memory_s
-        self._work_at = 0.0
-        self._started_at: float | None = None
+        self._recent: Final = FadingWork(n, work_memory_s)
+        self._balance: Final = FadingWork(n, balance_memory_s)
 
     def queue_seconds(self, now: float) -> F64:
         """Prefill seconds ahead of a request that comes now."""
@@ -105,32 +138,24 @@ class LoadTable:
         )
         return steps
 
-    def recent_work(self, now: float) -> F64:
-        """Prefill seconds given to each instance lately; work fades by e in `work_memory_s`."""
-        if now > self._work_at:
-            self._work[:] *= np.exp((self._work_at - now) / self._work_memory_s)
-            self._work_at = now
-        return self._work
+    def past_work(self, now: float) -> F64:
+        """float64[n]: prefill seconds given to each instance, remembered for `balance_memory_s`."""
+        return self._balance.at(now)
 
     def utilisation(self, now: float) -> float:
-        """Share of the prefill instances' time that recent work takes; can exceed 1 when they fall behind."""
-        if self._started_at is None:
-            return 0.0
-        seen = 1.0 - float(np.exp((self._started_at - now) / self._work_memory_s))
-        window = self._work_memory_s * max(seen, 0.05) * len(self.prefills)
-        return float(self.recent_work(now)[self.prefills].sum()) / window
+        """Share of the prefill instances' time that recent work takes; above 1 when they fall behind."""
+        return self._recent.rate(now) / len(self.prefills)
 
     def queue_prefill(self, key: Hashable, at: int, seconds: float, tokens: float, now: float) -> None:
         """Books a prefill of `tokens` uncached tokens behind the others of instance `at`."""
-        if self._started_at is None:
-            self._started_at = self._work_at = now
         queue = self._queues[at]
         if not queue:
             self._head_since[at], self._head_s[at] = now, seconds
         queue[key] = (seconds, tokens)
         self.queued_s[at] += seconds
         self.queued_tokens[at] += tokens
-        self.recent_work(now)[at] += seconds
+        self._recent.add(at, seconds, now)
+        self._balance.add(at, seconds, now)
 
     def end_prefill(self, key: Hashable, at: int, now: float) -> float | None:
         """Takes a prefill off the queue; its service time if it was the head, else None."""

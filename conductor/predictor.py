@@ -56,7 +56,7 @@ class PrefillPredictor:
         return (0.0025 * linear, 0.0, 0.0, linear, 0.0, quadratic)
 
     def seconds(self, at: NDArray[np.intp], tokens: int, cached: F64) -> F64:
-        """float64[k]: prefill time of `tokens` on the instances `at` that hold `cached` of them; 1 us or more."""
+        """float64[k]: prefill time of `tokens` on the instances `at`, which hold `cached` of them."""
         squares = float(tokens) * tokens - cached * cached
         found: F64 = self._constant[at] + self._linear[at] * (tokens - cached) + self._quadratic[at] * squares
         return np.maximum(found, _SECONDS_MIN, out=found)

@@ -18,6 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from moonpool.conductor.admission import Admission, AdmitAll, Assessment
+from moonpool.conductor.cost import DecodeCost
 from moonpool.conductor.decode_choice import choose_decode
 from moonpool.conductor.explanation import Terms
 from moonpool.conductor.forecast import Booking, DecodeForecast, DurationSurvival
@@ -32,6 +33,9 @@ from moonpool.conductor.scheduler_config import SchedulerConfig
 from moonpool.conductor.transfer_model import LinkClocks
 from moonpool.conductor.view import Beliefs, View
 from moonpool.errors import LimitExceeded, UsageError
+
+#: Weight of the last request in the mean cost of those offered.
+_SHARE_GAIN: Final = 0.005
 
 
 @dataclass(slots=True)
@@ -70,7 +74,11 @@ class Scheduler:
         self.policy: Final[Policy] = policy or make_policy("affinity")
         self.admission: Final[Admission] = admission or AdmitAll()
         self._index: Final = index
-        self.load: Final = LoadTable(instances, work_memory_s=self.config.work_memory_s)
+        self.load: Final = LoadTable(
+            instances,
+            work_memory_s=self.config.work_memory_s,
+            balance_memory_s=self.config.balance_memory_s,
+        )
         self.predictor: Final = PrefillPredictor(instances, learn=self.config.learn_prefill)
         rates = np.array([each.link_bytes_per_s for each in instances])
         self.links: Final = LinkClocks(rates, self.config.link_latency_s)
@@ -88,6 +96,7 @@ class Scheduler:
             prefixes_max=self.config.hot_prefixes_max, memory_s=self.config.work_memory_s
         )
         self._booked: dict[Hashable, _Booked] = {}
+        self._mean_share = 0.0
 
     def __len__(self) -> int:
         return len(self._booked)
@@ -187,6 +196,7 @@ class Scheduler:
                     ends / config.ttft_limit_s,
                     present / config.tbt_limit_s,
                     step / config.tbt_limit_s,
+                    self._relative_cost(cost, context),
                     prompt.priority,
                 )
             )
@@ -204,6 +214,11 @@ class Scheduler:
             terms=self._terms(view, placement),
         )
         return decision, context
+
+    def _relative_cost(self, cost: DecodeCost, context: float) -> float:
+        share = cost.request_s + cost.context_token_s * context
+        self._mean_share += (share - self._mean_share) * _SHARE_GAIN if self._mean_share else share
+        return share / self._mean_share if self._mean_share else 1.0
 
     def _copies(self, view: View, prefill: int) -> tuple[CopyRequest, ...]:
         if not self.config.copies_per_decision_max:

@@ -16,6 +16,7 @@ from moonpool.errors import MoonpoolError, UsageError
 COMMANDS: Final[Mapping[str, str]] = {
     "demo": "moonpool.cli.demo",
     "doctor": "moonpool.cli.doctor",
+    "simulate": "moonpool.cli.simulate",
     "topology": "moonpool.cli.topology",
     "version": "moonpool.cli.version",
 }
