@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import select
+import signal
+import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -274,3 +279,38 @@ def test_without_lanes_an_announcement_fails_the_batch() -> None:
     segment.bind(batch)
     batch.drive_here()
     assert batch.worst == Status.PEER_GONE
+
+
+# ---- interrupts ------------------------------------------------------------------------------------------
+
+
+def wait_for_ever(wait: Callable[[], object]) -> None:
+    while True:
+        wait()
+
+
+def interrupt_the_wait() -> None:
+    """Interrupt the main thread once it is in `wait_for_ever`, which it leaves in no other way."""
+    main = threading.main_thread().ident or 0
+    while sys._current_frames()[main].f_code is not wait_for_ever.__code__:
+        time.sleep(0.0005)
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def test_an_interrupt_ends_a_wait_without_a_bound(make_target: Any, tools: Any) -> None:
+    server = make_target().server
+    with tools.background(interrupt_the_wait), pytest.raises(KeyboardInterrupt):
+        wait_for_ever(functools.partial(server.take_notices, 1, None))
+
+
+def test_an_interrupt_ends_the_wait_for_a_batch_and_not_the_batch(make_stalled: Any, tools: Any) -> None:
+    stalled = make_stalled()
+    mine, remote = stalled.rig.buffer(64), stalled.memory()
+    batch = stalled.rig.make(READ, mine.address, remote.handle, 0, 64)
+    with tools.background(batch.drive_here):
+        stalled.request()
+        with tools.background(interrupt_the_wait), pytest.raises(KeyboardInterrupt):
+            wait_for_ever(batch.wait)
+        assert not batch.done
+        batch.cancel()
+        assert batch.wait(tools.WAIT_S)

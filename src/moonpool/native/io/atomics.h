@@ -25,4 +25,9 @@ static inline uint64_t mp_deadline_ns(double timeout_s) {
     if (!(timeout_s > 0)) return mp_now_ns();
     return mp_now_ns() + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
 }
+/* A tenth of a second from now, or the deadline (0: none) when that is sooner: waits look for signals in between. */
+static inline uint64_t mp_tick_before(uint64_t deadline_ns) {
+    uint64_t tick = mp_now_ns() + 100000000u;
+    return deadline_ns && deadline_ns < tick ? deadline_ns : tick;
+}
 #endif

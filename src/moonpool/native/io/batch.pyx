@@ -7,12 +7,21 @@ When it has ended, no thread touches its memory: that is why only the driver end
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer
 from cpython.buffer cimport PyObject_GetBuffer, Py_buffer
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from moonpool.native.io.copying cimport DIGEST_CHUNK
-from moonpool.native.io.guard cimport mp_add32, mp_deadline_ns, mp_load32, mp_now_ns, mp_store32, mp_swap_if32
+from moonpool.native.io.guard cimport (
+    mp_add32,
+    mp_deadline_ns,
+    mp_load32,
+    mp_now_ns,
+    mp_store32,
+    mp_swap_if32,
+    mp_tick_before,
+)
 from moonpool.native.io.memory cimport BufferHold
 
 from array import array
@@ -342,19 +351,22 @@ cdef class Batch:
     def wait(self, timeout_s=None) -> bool:
         """Wait until the batch has ended, driving it here when no thread does yet; False when the wait ran out."""
         cdef mp_batch* batch = self.raw
-        cdef uint64_t deadline = 0
+        cdef uint64_t deadline = 0, until = 1
         if mp_load32(&batch.state) == STATE_ENDED:
             return True
         if timeout_s is None:
             self.drive_here()
         else:
             deadline = mp_deadline_ns(timeout_s)
-        with nogil:
-            pthread_mutex_lock(&batch.lock)
-            while mp_load32(&batch.state) != STATE_ENDED:
-                if mp_cond_wait_until(&batch.ended, &batch.lock, deadline) != 0:
-                    break
-            pthread_mutex_unlock(&batch.lock)
+        while mp_load32(&batch.state) != STATE_ENDED and until != deadline:
+            until = mp_tick_before(deadline)
+            with nogil:
+                pthread_mutex_lock(&batch.lock)
+                while mp_load32(&batch.state) != STATE_ENDED:
+                    if mp_cond_wait_until(&batch.ended, &batch.lock, until) != 0:
+                        break
+                pthread_mutex_unlock(&batch.lock)
+            PyErr_CheckSignals()  # so that Ctrl-C ends the wait
         return mp_load32(&batch.state) == STATE_ENDED
 
     def cancel(self) -> None:

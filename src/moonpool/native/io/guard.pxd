@@ -11,6 +11,7 @@ cdef extern from "atomics.h" nogil:
     void mp_tally(uint64_t* p, uint64_t v)
     uint64_t mp_now_ns()
     uint64_t mp_deadline_ns(double timeout_s)
+    uint64_t mp_tick_before(uint64_t deadline_ns)
 
 cdef extern from "guard.h" nogil:
     ctypedef struct mp_guard:

@@ -6,6 +6,7 @@ it blocks. Nothing an initiator sends can make it touch memory outside a region:
 """
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -40,6 +41,7 @@ from moonpool.native.io.guard cimport (
     mp_load32,
     mp_store32,
     mp_tally,
+    mp_tick_before,
 )
 from moonpool.native.io.regions cimport ACCESS_READ, ACCESS_WRITE, LocalRegions, regions_resolve
 from moonpool.native.io.stream cimport (
@@ -551,13 +553,18 @@ cdef class TargetServer:
         cdef uint64_t deadline = 0 if timeout_s is None else mp_deadline_ns(timeout_s)
         cdef mp_notice* notice
         cdef uint64_t count
-        cdef int rc = 0
+        cdef uint64_t until
+        cdef bint waiting = True
         out = []
-        with nogil:
-            pthread_mutex_lock(&self.raw.lock)
-            while self.raw.first == NULL and not self.raw.stopping and rc == 0:
-                rc = mp_cond_wait_until(&self.raw.changed, &self.raw.lock, deadline)
-            pthread_mutex_unlock(&self.raw.lock)
+        while waiting:
+            until = mp_tick_before(deadline)
+            with nogil:
+                pthread_mutex_lock(&self.raw.lock)
+                while waiting and self.raw.first == NULL and not self.raw.stopping:
+                    waiting = mp_cond_wait_until(&self.raw.changed, &self.raw.lock, until) == 0
+                waiting = self.raw.first == NULL and not self.raw.stopping and until != deadline
+                pthread_mutex_unlock(&self.raw.lock)
+            PyErr_CheckSignals()  # so that Ctrl-C ends the wait
         pthread_mutex_lock(&self.raw.lock)
         while self.raw.first != NULL and <unsigned int>len(out) < count_max:
             notice = self.raw.first
