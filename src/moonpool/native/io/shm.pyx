@@ -226,6 +226,9 @@ cdef uint64_t vm_one(mp_path* path, mp_segment* segment, mp_batch* batch, uint64
             elif rc < 0:
                 batch.status[members[k]] = <uint8_t>(-rc)
         return total if rc > 0 else 0
+    if i > first:
+        last[0] = i - 1  # none of those seen goes this way; the next one is looked at anew
+        return 0
     last[0] = first
     if not path_takes(path, batch, first):
         return 0
