@@ -12,7 +12,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "blocks_max": (1, 1 << 30),
     "holders_max": (1, 1 << 20),
     "contexts_max": (1, 1 << 24),
-    "set_bytes_max": (64, 1 << 40),
+    "set_bytes_max": (128, 1 << 40),
     "call_blocks_max": (1, 1 << 30),
 }
 
@@ -28,7 +28,7 @@ class IndexConfig:
     holders_max: int = 4_096
     #: Most contexts: combinations of tenant, model, LoRA, salt and block size.
     contexts_max: int = 65_536
-    #: Most bytes of distinct sets of holders: 64 bytes for each set, and 32 more for every 64 holders in it.
+    #: Most bytes of distinct sets of holders: 40 for each set, and 32 for every 64 holders in it.
     set_bytes_max: int = 256 * MIB
     #: Most blocks in one call.
     call_blocks_max: int = 1 << 20

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_ten_lines_in_a_strangers_router() -> None:
     index.store(context, Holder("engine-0"), hasher.hashes(first))
     match = index.query(context, hasher.hashes([*first[:64], 7, 7, 7]))
     assert match.depths() == {Holder("engine-0"): 4}
+
+
+def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "conductor" / "index.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    exec(code, {})
+    assert f"# {capsys.readouterr().out.strip()}" in code
 
 
 def test_tiers_count_on_from_each_other(index: PrefixIndex) -> None:
@@ -213,7 +221,7 @@ BOUNDS: list[tuple[str, IndexConfig, Callable[[PrefixIndex], Any]]] = [
     ),
     (
         "set_bytes_max",
-        IndexConfig(set_bytes_max=64),
+        IndexConfig(set_bytes_max=128),
         lambda index: [index.store(CONTEXT, A, [1], tier) for tier in Tier],
     ),
 ]

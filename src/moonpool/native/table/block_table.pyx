@@ -316,7 +316,7 @@ cdef class BlockTable:
             raise LimitExceeded(
                 "the index is full; raise blocks_max", field="blocks_max", limit=self.slots.blocks_max, index=done
             )
-        if self.sets.chunk_bytes + sizeof(Chunk) * (self.holders_max // HOLDERS_PER_CHUNK + 1) > self.sets.bytes_max:
+        if not self.sets.has_room(sizeof(Chunk) * (self.holders_max // HOLDERS_PER_CHUNK + 1)):
             raise LimitExceeded(
                 "the index has too many distinct sets of holders; raise set_bytes_max",
                 field="set_bytes_max", limit=self.sets.bytes_max, index=done,

@@ -54,6 +54,7 @@ cdef class HolderSets:
     cdef uint32_t intern(self, uint32_t base, uint32_t holder, uint32_t change) noexcept nogil
     cdef uint32_t find(self, uint64_t digest, uint32_t count) noexcept nogil
     cdef uint32_t make(self, uint64_t digest, uint32_t count) noexcept nogil
+    cdef bint has_room(self, size_t size) noexcept nogil
     cdef bint grow(self) noexcept nogil
     cdef void link(self, uint32_t made) noexcept nogil
     cdef int check(self) except -1

@@ -27,6 +27,7 @@ cdef extern from "mixing.h" nogil:
 cdef enum:
     SETS_AT_FIRST = 64
     IDLE_AT_LEAST = 1024   # idle sets that no sweep is worth
+    RECORD_BYTES = 40      # of a set besides its members: its record, its bucket, its place in the free list
 
 
 @cython.final
@@ -129,11 +130,11 @@ cdef class HolderSets:
         cdef size_t size = count * sizeof(Chunk)
         cdef uint32_t made
         cdef Chunk* chunks
-        if self.chunk_bytes + size > self.bytes_max:
+        if not self.has_room(size):
             # Full of live sets is full: a sweep for each refusal would read them all again and again.
             if self.idle > self.live // 8:
                 self.sweep()
-            if self.chunk_bytes + size > self.bytes_max:
+            if not self.has_room(size):
                 return NO_SET
         if self.free == EMPTY_SET and self.used == self.capacity and not self.grow():
             return NO_SET
@@ -155,6 +156,10 @@ cdef class HolderSets:
         self.idle += 1
         self.link(made)
         return made
+
+    cdef bint has_room(self, size_t size) noexcept nogil:
+        """Whether one more set, with `size` bytes of members, stays within the bound."""
+        return self.chunk_bytes + size + (<uint64_t>self.live + self.idle + 1) * RECORD_BYTES <= self.bytes_max
 
     cdef void link(self, uint32_t made) noexcept nogil:
         cdef uint32_t* head = &self.heads[self.sets[made].digest & self.heads_mask]
