@@ -60,6 +60,7 @@ class ModelledCluster:
             running=np.zeros((n, settings.batch_max), np.int32),
             segment_step=np.zeros((n, stretches), np.int64),
             segment_s=np.zeros((n, stretches), np.float64),
+            segment_growth_s=np.zeros((n, stretches), np.float64),
         )
         self._fill(settings, trace)
         self._depths: Final = np.zeros(n, np.int32)

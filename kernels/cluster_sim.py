@@ -276,6 +276,7 @@ def record_steps(a: ClusterArrays, i: int, first_s: float, single: bool) -> None
     if single or me.segment_batch != me.batch or me.steps - last >= _STRETCH_STEPS_MAX:
         a.segment_step[i, me.segments % width] = me.steps
         a.segment_s[i, me.segments % width] = first_s
+        a.segment_growth_s[i, me.segments % width] = 0.0 if single else me.context_s * me.batch
         me.segments += 1
     me.segment_batch = ABSENT if single else me.batch
 
@@ -359,10 +360,8 @@ def start_step(a: ClusterArrays, i: int, until: float) -> bool:
 def advance_alone(a: ClusterArrays, i: int, until: float) -> None:
     """Runs one instance up to `until`; its steps in flight may end later."""
     me = a.instances[i]
-    while True:
+    while me.in_flight == 0 or me.now <= until:
         if me.in_flight > 0:
-            if me.now > until:
-                return
             end_step(a, i)
         if not start_step(a, i, until):
             at = wake_time(a, i)

@@ -80,3 +80,4 @@ class ClusterArrays(NamedTuple):
     running: I32  # int32[n, batch_max]
     segment_step: I64  # int64[n, s]: the first step of a stretch of equal batches
     segment_s: F64  # float64[n, s]: how long that step took
+    segment_growth_s: F64  # float64[n, s]: how much longer each next one takes

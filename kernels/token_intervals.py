@@ -14,7 +14,10 @@ _TAIL_SHARE: Final = 10
 
 @jit
 def longest_intervals(a: ClusterArrays, i: int, r: int) -> float:
-    """The mean of the longest tenth of a request's token intervals, in seconds (FAST'25 section 5.1)."""
+    """The mean of the longest tenth of a request's token intervals, in seconds (FAST'25 section 5.1).
+
+    Stretches of equal batches count in the order of their longest step, which is the last one.
+    """
     me, request = a.instances[i], a.requests[r]
     width = a.segment_step.shape[1]
     last = me.segments - 1
@@ -24,32 +27,37 @@ def longest_intervals(a: ClusterArrays, i: int, r: int) -> float:
     while first > max(0, me.segments - width) and a.segment_step[i, first % width] > request.join_step:
         first -= 1
     number = last + 1 - first
-    took = np.empty(number, np.float64)
+    longest = np.empty(number, np.float64)
     count = np.empty(number, np.int64)
     end = request.finish_step
     for k in range(number - 1, -1, -1):
         slot = (first + k) % width
-        begin = max(a.segment_step[i, slot], request.join_step)
-        took[k] = a.segment_s[i, slot]
-        count[k] = end - begin
-        end = begin
-    left = (request.output - 1 + _TAIL_SHARE - 1) // _TAIL_SHARE
-    total = left
+        start = a.segment_step[i, slot]
+        longest[k] = a.segment_s[i, slot] + a.segment_growth_s[i, slot] * (end - 1 - start)
+        count[k] = end - max(start, request.join_step)
+        end = start
     # The first interval also holds the way from the prefill instance.
-    gap = request.gap_s + took[0]
+    slot = first % width
+    joined = a.segment_s[i, slot] + a.segment_growth_s[i, slot] * (
+        request.join_step - a.segment_step[i, slot]
+    )
+    gap = request.gap_s + joined
+    count[0] -= 1
+    total = (request.output - 1 + _TAIL_SHARE - 1) // _TAIL_SHARE
+    left = total
     added = False
     mean = 0.0
-    for k in np.argsort(-took):
-        if not added and gap >= took[k]:
+    for k in np.argsort(-longest):
+        if not added and (gap >= longest[k] or count[k] == 0):
             mean += gap
             left -= 1
             added = True
-        use = min(left, count[k] - (1 if k == 0 else 0))
-        mean += use * took[k]
+        use = min(left, count[k])
+        mean += use * (longest[k] - a.segment_growth_s[i, (first + k) % width] * (use - 1) / 2)
         left -= use
         if left <= 0:
             break
-    return float(mean / max(total - max(left, 0), 1))
+    return float(mean / total)
 
 
 @jit
