@@ -1,4 +1,4 @@
-"""The modelled cluster once more, in plain Python and one decode step at a time: the oracle of its kernels."""
+"""The modelled cluster in plain Python, one decode step at a time: the oracle of its kernels."""
 
 from __future__ import annotations
 
