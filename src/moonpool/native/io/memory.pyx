@@ -4,12 +4,13 @@ Engine memory is a memfd sealed against shrinking and growing (memfd_create(2), 
 maps it can never be hit by SIGBUS, and nothing is left in any file system when its processes die.
 """
 
-from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release
-from cpython.buffer cimport PyObject_CheckBuffer, PyObject_GetBuffer, Py_buffer
+from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.buffer cimport PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer, Py_buffer
 from cpython.number cimport PyNumber_Index
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.errno cimport EINVAL, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.string cimport strchr
 
 import os
 from itertools import zip_longest
@@ -229,13 +230,17 @@ cdef class BufferHold:
             raise UnsupportedMemory(f"it is device memory (DLPack device type {kind})", "cuda")
 
     def _take_buffer(self, source, bint writable):
-        flags = PyBUF_ANY_CONTIGUOUS | (PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+        flags = PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
         try:
             PyObject_GetBuffer(source, &self.view, flags)
         except (BufferError, ValueError) as problem:
             raise UsageError(f"this buffer cannot be used ({problem}): it must be contiguous"
                              + (" and writable" if writable else "")) from problem
         self.has_view = True
+        if self.view.format != NULL and strchr(self.view.format, c"O") != NULL:
+            # Pointers to Python objects: a peer's bytes in their place would crash the interpreter.
+            self.release()
+            raise UsageError("this buffer holds Python objects, no plain bytes")
         self.address = <uint64_t><size_t>self.view.buf
         self.size_bytes = self.view.len
         self.writable = not self.view.readonly
@@ -253,6 +258,8 @@ cdef class BufferHold:
         for extent, stride in zip_longest(reversed(about["shape"]), reversed(strides)):
             if stride is not None and extent != 1 and stride != size:
                 raise UsageError("this array is strided: pass a C-contiguous one")
+            if extent < 0:
+                raise UsageError(f"__array_interface__ gives the impossible shape {about['shape']}")
             size *= int(extent)
         self.keep = source
         self.address = int(data[0])
