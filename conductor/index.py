@@ -118,7 +118,7 @@ class PrefixIndex:
     def clear(self, holder: Holder, context: CacheContext | None = None, tier: Tier | None = None) -> int:
         """The holder has nothing in this tier (None: in any) of this context (None: of any) any more.
 
-        It stays a member. Returns how many blocks it had there. O(blocks of the index), a few ns each.
+        It stays a member. Returns how many blocks it had there. O(blocks of the index), some ns each.
         """
         number = self._membership.number(holder)
         if number is None or (context is not None and context not in self._contexts):

@@ -17,7 +17,7 @@ from moonpool.native.table.holder_sets cimport (
 )
 from moonpool.native.table.integer_arrays cimport Keys, close_keys, open_keys
 from moonpool.native.table.matching cimport Alive, Match, Walk
-from moonpool.native.table.slots cimport NO_SLOT, Scope, Slot, SlotMap, stands_at
+from moonpool.native.table.slots cimport LOOK_AHEAD, NO_SLOT, Scope, Slot, SlotMap, stands_at
 
 from moonpool.errors import LimitExceeded, OutOfMemory, UsageError
 
@@ -146,7 +146,7 @@ cdef class BlockTable:
     def clear(self, uint32_t holder, uint32_t tier=ALL_TIERS, uint32_t context=ANY_CONTEXT) -> int:
         """The holder has nothing in this tier of this context any more. Returns how many blocks it had.
 
-        O(blocks of the table), a few ns each; O(1) for a holder without blocks.
+        O(blocks of the table), some ns each and some tens for each freed; O(1) for a holder without blocks.
         """
         cdef Py_ssize_t removed
         self.check_holder(holder, tier if tier != ALL_TIERS else 0)
@@ -163,6 +163,8 @@ cdef class BlockTable:
         self.lock()
         with nogil:
             for at in range(self.slots.used):
+                if at + LOOK_AHEAD < self.slots.used and self.slots.slots[at + LOOK_AHEAD].context == context:
+                    self.slots.look_ahead_to(at + LOOK_AHEAD)
                 if self.slots.slots[at].holders and self.slots.slots[at].context == context:
                     self.forget(at)
                     removed += 1
@@ -368,11 +370,15 @@ cdef class BlockTable:
     cdef Py_ssize_t release_everything(self, uint32_t holder, uint32_t tier, uint32_t context) noexcept nogil:
         cdef uint64_t* held = &self.counts[holder * TIERS]
         cdef Py_ssize_t removed = 0
-        cdef uint32_t at
+        cdef uint32_t at, ahead
         for at in range(self.slots.used):
             # Counted down by release(): past the last block of this holder there is nothing to look for.
             if (held[0] + held[1] + held[2] if tier == ALL_TIERS else held[tier]) == 0:
                 break
+            ahead = at + LOOK_AHEAD
+            if (ahead < self.slots.used and self.slots.slots[ahead].holders != EMPTY_SET
+                    and self.sets.changed(self.slots.slots[ahead].holders, holder, RELEASE + tier) == EMPTY_SET):
+                self.slots.look_ahead_to(ahead)  # it will be freed: 110 ns without this, 40 with it
             if self.slots.slots[at].holders and (context == ANY_CONTEXT or self.slots.slots[at].context == context):
                 removed += self.release(at, holder, tier)
         return removed

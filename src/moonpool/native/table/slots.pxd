@@ -34,6 +34,7 @@ cdef class SlotMap:
     cdef uint32_t insert(self, Scope* scope, uint64_t key, uint32_t holders) noexcept nogil
     cdef void remove(self, uint32_t slot) noexcept nogil
     cdef void look_ahead(self, Scope* scope, const uint64_t* keys, Py_ssize_t at, Py_ssize_t count) noexcept nogil
+    cdef void look_ahead_to(self, uint32_t slot) noexcept nogil
     cdef uint64_t memory_bytes(self) noexcept nogil
     cdef bint grow_slots(self) noexcept nogil
     cdef bint grow_buckets(self) noexcept nogil

@@ -126,6 +126,11 @@ cdef class SlotMap:
             if bucket.slot:
                 mp_prefetch(&self.slots[bucket.slot - 1])
 
+    cdef void look_ahead_to(self, uint32_t slot) noexcept nogil:
+        """Fetches the bucket of a block that is about to be removed."""
+        cdef Scope scope = self.scope_of(self.slots[slot].context)
+        mp_prefetch(&self.buckets[<uint32_t>mp_fold(self.slots[slot].key ^ self.seed, scope.factor) & self.mask])
+
     cdef bint grow_slots(self) noexcept nogil:
         cdef uint64_t capacity = min(<uint64_t>self.capacity + self.capacity // 2, <uint64_t>self.blocks_max)
         cdef Slot* slots
