@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NoReturn, final
 
 from moonpool.engine.region import RemoteRegion
-from moonpool.errors import StaleHandle
+from moonpool.errors import StaleHandle, UsageError
 from moonpool.native.io.segment import NativeSegment
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class Segment:
         for handle in list(self._regions):
             self.forget(handle, timeout_s)
         return True
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "an open segment cannot be copied or pickled: it owns mappings and lanes; open it again there"
+        )
 
     def __repr__(self) -> str:
         ways = "+".join(dict.fromkeys(path.transport for path in self.paths))
