@@ -2,7 +2,8 @@
 
 A mapped memfd is harmless after a revoke: the peer's stray stores go to pages that are no longer ours.
 process_vm is not: it writes at addresses of this process, so the region's memory is kept until the peer
-confirmed or its process has ended.
+confirmed or its process has ended. What ended sessions of one process hold is held by one of them, so that a
+process that comes and goes costs one descriptor, and one that has ended none after the next session's end.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from moonpool.engine.region import Region
 
 @final
 class GrantBook:
-    """Thread-safe. Bounded by the number of sessions times regions, both of which the config bounds."""
+    """Thread-safe. Bounded by sessions and living processes, times regions."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: dict[int, set[int]] = {}
         self._pidfds: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        #: The ended session that stands for all ended ones of its process, by pid.
+        self._heirs: dict[int, int] = {}
         self._vm: set[tuple[int, int]] = set()
         self._kept: list[tuple[Region, set[int]]] = []
 
@@ -32,6 +36,7 @@ class GrantBook:
         with self._lock:
             if process_vm and session.session_id not in self._pidfds and session.peer_pid is not None:
                 self._pidfds[session.session_id] = os.pidfd_open(session.peer_pid)
+                self._pids[session.session_id] = session.peer_pid
             if process_vm:
                 self._vm.add((handle, session.session_id))
             self._sessions.setdefault(handle, set()).add(session.session_id)
@@ -64,25 +69,42 @@ class GrantBook:
             return bool(dangerous)
 
     def sweep(self) -> int:
-        """Let go of kept memory whose holders' processes have ended; returns how many regions stay kept."""
+        """Let go of what ended processes held; returns how many regions stay kept."""
         with self._lock:
-            still: list[tuple[Region, set[int]]] = []
-            for region, sessions in self._kept:
-                alive = {session for session in sessions if self._process_alive(session)}
-                if alive:
-                    still.append((region, alive))
-            self._kept = still
-            return len(still)
+            self._sweep()
+            return len(self._kept)
+
+    def _sweep(self) -> None:
+        alive = {session for session in list(self._pidfds) if self._process_alive(session)}
+        self._vm = {(handle, session) for handle, session in self._vm if session in alive}
+        kept = [(region, sessions & alive) for region, sessions in self._kept]
+        self._kept = [(region, sessions) for region, sessions in kept if sessions]
+        self._heirs = {pid: session for pid, session in self._heirs.items() if session in alive}
 
     def session_ended(self, session_id: int) -> None:
         """The session is closed and given nothing more. Its process may live on, so kept memory stays."""
         with self._lock:
             for holders in self._sessions.values():
                 holders.discard(session_id)
+            self._sweep()
             waited_for = any(session_id in sessions for _, sessions in self._kept)
             holds_vm = any(session == session_id for _, session in self._vm)
             if not waited_for and not holds_vm:
                 self._close_pidfd(session_id)
+            elif session_id in self._pids:
+                self._inherit(session_id)
+
+    def _inherit(self, session_id: int) -> None:
+        """Hands what an ended session holds to the one that ended first of the same, living process."""
+        heir = self._heirs.setdefault(self._pids[session_id], session_id)
+        if heir == session_id:
+            return
+        self._vm = {(handle, heir if session == session_id else session) for handle, session in self._vm}
+        for _, sessions in self._kept:
+            if session_id in sessions:
+                sessions.discard(session_id)
+                sessions.add(heir)
+        self._close_pidfd(session_id)
 
     def vm_holders_alive(self, handle: int) -> set[int]:
         """Sessions, ended ones too, whose living process may use process_vm on the region."""
@@ -109,5 +131,6 @@ class GrantBook:
 
     def _close_pidfd(self, session_id: int) -> None:
         fd = self._pidfds.pop(session_id, None)
+        self._pids.pop(session_id, None)
         if fd is not None:
             os.close(fd)
