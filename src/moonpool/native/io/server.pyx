@@ -109,7 +109,7 @@ cdef bint frame_fits(mp_header* header) noexcept nogil:
     if header.magic != MP_MAGIC or header.flags != 0 or header.reserved != 0:
         return False
     if header.op == OP_READ or header.op == OP_WRITE:
-        return 0 < header.count <= MP_GROUP_MAX
+        return 0 < header.count <= MP_GROUP_MAX and header.payload <= header.count * MP_LENGTH_MAX
     if header.op == OP_NOTIFY:
         return header.count == 0 and header.payload <= MP_NOTICE_MAX
     return (header.op == OP_FLUSH or header.op == OP_PING) and header.count == 0 and header.payload == 0
