@@ -259,3 +259,27 @@ def test_no_free_descriptor_is_a_typed_error() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caught.value.errno == reopened.value.errno == 24
     memory.close()
+
+
+@pytest.mark.parametrize("size_bytes", [2 << 20, (6 << 20) + 4096])
+def test_large_memory_is_zeroed_and_starts_on_a_huge_page(size_bytes: int) -> None:
+    ours = create_memory(size_bytes)
+    theirs = map_memory(os.dup(ours.fd), size_bytes, writable=True)
+    try:
+        assert ours.address % (2 << 20) == theirs.address % (2 << 20) == 0
+        # Whether the kernel gives huge pages is its choice; how many is then all or nothing of what is whole.
+        assert ours.huge_bytes in (0, size_bytes // (2 << 20) * (2 << 20))
+        assert not any(memoryview(ours)[:: 64 << 10])
+        memoryview(ours)[-1] = 7
+        assert memoryview(theirs)[-1] == 7
+    finally:
+        theirs.close()
+        ours.close()
+
+
+def test_memory_below_a_huge_page_asks_for_none() -> None:
+    ours = create_memory(64 << 10)
+    try:
+        assert ours.huge_bytes == 0
+    finally:
+        ours.close()

@@ -10,6 +10,8 @@ cdef class SharedMemory:
     cdef readonly uint64_t size_bytes
     cdef readonly bint writable
     cdef readonly bint owner
+    cdef readonly bint hugetlb
+    cdef readonly uint64_t huge_bytes      # of our own memory, mapped by huge pages that were made on request
     cdef Py_ssize_t exports
     cdef release(self)
 

@@ -23,6 +23,7 @@ cdef extern from *:
     #define _GNU_SOURCE
     #endif
     #include <fcntl.h>
+    #include <stdint.h>
     #include <linux/memfd.h>
     #include <sys/mman.h>
     #include <unistd.h>
@@ -30,11 +31,44 @@ cdef extern from *:
     #define MADV_POPULATE_READ 22
     #define MADV_POPULATE_WRITE 23
     #endif
+    #ifndef MADV_COLLAPSE
+    #define MADV_COLLAPSE 25
+    #endif
+    #define MP_HUGE ((size_t)2 << 20)
+    #define MP_CHUNK ((size_t)64 << 20)
+    /* A mapping that starts on a huge page, so that huge pages of the file can be mapped as such. */
+    static void *mp_map_aligned(size_t n, int protection, int fd) {
+        char *room, *start;
+        if (n < MP_HUGE) return mmap(0, n, protection, MAP_SHARED, fd, 0);
+        room = mmap(0, n + MP_HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (room == MAP_FAILED) return room;
+        start = (char *)(((uintptr_t)room + MP_HUGE - 1) & ~(uintptr_t)(MP_HUGE - 1));
+        if (mmap(start, n, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+            munmap(room, n + MP_HUGE);
+            return MAP_FAILED;
+        }
+        if (start > room) munmap(room, (size_t)(start - room));
+        munmap(start + ((n + 4095) & ~(size_t)4095), MP_HUGE - (size_t)(start - room));
+        return start;
+    }
+    /* Ask for huge pages now (madvise(2), MADV_COLLAPSE, Linux 6.1): works for a memfd also where shmem_enabled says
+     * "never". The kernel wants one page of each to be there. Returns the bytes that became huge. */
+    static size_t mp_make_huge(char *start, size_t n) {
+        size_t at, done = 0, end = n & ~(MP_HUGE - 1);
+        for (at = 0; at < end; at += MP_CHUNK) {
+            size_t piece = end - at < MP_CHUNK ? end - at : MP_CHUNK, k;
+            for (k = 0; k < piece; k += MP_HUGE) *(volatile char *)(start + at + k) = 0;
+            if (madvise(start + at, piece, MADV_COLLAPSE) != 0) break;
+            done += piece;
+        }
+        return done;
+    }
     """
+    void* mp_map_aligned(size_t n, int protection, int fd) nogil
+    size_t mp_make_huge(char* start, size_t n) nogil
     int memfd_create(const char* name, unsigned int flags) nogil
     int ftruncate(int fd, int64_t length) nogil
     int fcntl(int fd, int cmd, ...) nogil
-    void* mmap(void* addr, size_t length, int prot, int flags, int fd, int64_t offset) nogil
     int munmap(void* addr, size_t length) nogil
     int madvise(void* addr, size_t length, int advice) nogil
     int close(int fd) nogil
@@ -104,7 +138,9 @@ cdef class SharedMemory:
 
 
 def create_memory(size_bytes, *, bint huge_pages=False, bint prefault=True) -> SharedMemory:
-    """New zeroed engine memory of ``size_bytes``, rounded up to whole pages, pre-faulted.
+    """New zeroed engine memory of ``size_bytes``, rounded up to whole pages, pre-faulted, of huge pages where it can be.
+
+    Huge pages come by MADV_COLLAPSE, best effort and without any setting; ``huge_pages`` insists on reserved ones.
 
     Pre-faulting matters: the first touch of a fresh page costs several times the copy into it. ResourceError (with
     errno) when the kernel has not enough memory or, with ``huge_pages``, no reserved 2 MiB pages.
@@ -121,6 +157,7 @@ def create_memory(size_bytes, *, bint huge_pages=False, bint prefault=True) -> S
     made.size_bytes = (asked + page - 1) // page * page
     made.writable = True
     made.owner = True
+    made.hugetlb = huge_pages
     made.fd = memfd_create(b"moonpool", flags)
     if made.fd < 0:
         raise _os_error("memfd_create", made.size_bytes)
@@ -160,13 +197,15 @@ cdef _map(SharedMemory memory, bint prefault):
     cdef void* where
     cdef size_t n = memory.size_bytes
     cdef int rc = 0, advice = MADV_POPULATE_WRITE if memory.owner else MADV_POPULATE_READ
-    where = mmap(NULL, n, protection, MAP_SHARED, memory.fd, 0)
+    where = mp_map_aligned(n, protection, memory.fd)
     if where == MAP_FAILED:
         raise _os_error("mmap", n)
     memory.address = <uint64_t><size_t>where
     madvise(where, n, MADV_HUGEPAGE)  # advice only: the kernel may have it switched off
     if prefault:
         with nogil:
+            if memory.owner and not memory.hugetlb:
+                memory.huge_bytes = mp_make_huge(<char*>where, n)
             rc = madvise(where, n, advice)
         if rc != 0 and errno != EINVAL:  # EINVAL: a kernel before 5.14; the pages then fault in one by one
             raise _os_error("pre-faulting memory", n)
