@@ -13,7 +13,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, final
 import click
 
 from moonpool.bench.frame_fuzz_bystanders import bystand
-from moonpool.bench.frame_fuzz_control import ControlFuzzer
+from moonpool.bench.frame_fuzz_control import ControlFuzzer, map_once
 from moonpool.bench.frame_fuzz_hellos import HelloFuzzer
 from moonpool.bench.frame_fuzz_lanes import LaneFuzzer
 from moonpool.bench.frame_fuzz_model import TargetFacts, Violation
@@ -93,8 +93,12 @@ class FuzzingProcess:
     """Sends a share of the frames of each kind in turn, so that all kinds go on at the same time."""
 
     def __init__(self, where: Where, seed: int, shares: dict[str, int], progress: Progress) -> None:
-        kinds = {"lanes": LaneFuzzer, "control": ControlFuzzer, "hellos": HelloFuzzer}
-        self.fuzzers: dict[str, Fuzzer] = {name: kinds[name](where, seed) for name, n in shares.items() if n}
+        kinds: dict[str, Callable[[Where, int], Fuzzer]] = {
+            "lanes": LaneFuzzer,
+            "control": ControlFuzzer,
+            "hellos": HelloFuzzer,
+        }
+        self.fuzzers = {name: kinds[name](where, seed) for name, n in shares.items() if n}
         self._left = {name: n for name, n in shares.items() if n}
         self._total = sum(shares.values())
         self._progress = progress
@@ -164,7 +168,8 @@ def run(plan: FuzzPlan) -> Outcome:
     with started(serve) as (target, pipe):
         try:
             facts: TargetFacts = ask(pipe, "", plan.patience_s)
-            at_rest = counts(facts.pid)
+            map_once(Where(facts, plan.patience_s))
+            at_rest = _counts_at_rest(facts.pid)
             before = ask(pipe, "metrics", plan.patience_s)["counters"]
             _fuzz_target(plan, facts, outcome)
             _check_quiet(plan, facts, at_rest, outcome)
@@ -182,6 +187,20 @@ def run(plan: FuzzPlan) -> Outcome:
     return outcome
 
 
+def _counts_at_rest(pid: int) -> tuple[int, int]:
+    """Once two looks agree: the one client so far has just left."""
+    last = [counts(pid)]
+
+    def is_steady() -> bool:
+        time.sleep(0.2)
+        now, before = counts(pid), last[0]
+        last[0] = now
+        return now == before
+
+    wait_until(is_steady, 10.0)
+    return last[0]
+
+
 def _fuzz_target(plan: FuzzPlan, facts: TargetFacts, outcome: Outcome) -> None:
     where = Where(facts, plan.patience_s)
     control, hellos = (max(1, int(plan.frames * share)) for share in (CONTROL_SHARE, HELLO_SHARE))
@@ -192,7 +211,7 @@ def _fuzz_target(plan: FuzzPlan, facts: TargetFacts, outcome: Outcome) -> None:
     here, there = (context.Value("q", 0, lock=False) for _ in range(2))
 
     def is_warm() -> bool:
-        return here.value + there.value >= plan.frames * WARM_SHARE
+        return bool(here.value + there.value >= plan.frames * WARM_SHARE)
 
     with started(bystand, facts, plan.patience_s, plan.seed) as (_, bystander_pipe):
         ask(bystander_pipe, "", plan.patience_s)

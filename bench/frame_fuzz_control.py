@@ -191,6 +191,19 @@ class ControlFuzzer:
         end_connection(sock, data, not breaks, self._where)
 
 
+def map_once(where: Where) -> None:
+    """Has the target open the read-only descriptors that it keeps for mapping, one a region it allocated."""
+    for region in where.facts.regions:
+        with where.greet(ConnectionKind.CONTROL, is_unix=True) as sock:
+            params = {"handle": region.handle, "access": 1}
+            sock.sendall(encode_message(RequestMessage(1, "map", params)))
+            if not sock.recv(_READ_BYTES):
+                raise Violation("a session ended instead of answering")
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(_READ_BYTES):
+                pass
+
+
 def _params(rng: random.Random) -> dict[str, Any]:
     return {rng.choice(("", "handle", "a" * 32)): rng.choice((0, None, "x", [[[]]], {"a": {}}, b"\0" * 64))}
 

@@ -14,7 +14,7 @@ from typing import Final, final
 
 from moonpool.bench.frame_fuzz_model import Oracle, Verdict, judge
 from moonpool.errors import ProtocolError, Status
-from moonpool.operations import Access
+from moonpool.operations import Op
 from moonpool.units import KIB, U32_MAX, U64_MAX
 from moonpool.wire.transfer import (
     ENTRIES_MAX,
@@ -35,6 +35,9 @@ from moonpool.wire.transfer import (
 
 #: Longest payload or answer of one frame that a fuzzer sends or asks for.
 PAYLOAD_BYTES_MAX: Final = 256 * KIB
+#: Of the groups made one by one: those with as many entries as a group can have, which cost most to make.
+LARGEST_SHARE: Final = 0.02
+_COUNTS: Final = (1,) * 12 + (2, 2, 3, 16)
 LENGTH_EDGES: Final = (0, 1, 2, 63, 64, 4_095, 4_096, 65_535, 1 << 32, LENGTH_MAX - 1, LENGTH_MAX)
 OFFSET_EDGES: Final = (0, 1, 4_096, U32_MAX, 1 << 32, LENGTH_MAX, (1 << 63) - 1, 1 << 63, U64_MAX)
 _HEADER_FIELDS: Final = ((0, "<H"), (2, "<B"), (3, "<B"), (4, "<I"), (8, "<Q"), (16, "<Q"), (24, "<Q"))
@@ -73,6 +76,10 @@ class FrameMaker:
         self._oracle = oracle
         self._rng = rng
         self._regions = oracle.facts.regions
+        self._open_regions = {
+            op: [one for one in self._regions if one.access.allows(Op(op)) and one.key_for(op)]
+            for op in OPS_WITH_ENTRIES
+        }
         live = [region.handle for region in self._regions]
         aged = [handle + (1 << 32) for handle in live] + [handle & U32_MAX for handle in live]
         beyond = [1 << 32 | oracle.facts.regions_max, 1 << 32 | U32_MAX, U64_MAX, 0]
@@ -145,13 +152,12 @@ class FrameMaker:
         return Piece(head + payload, self._oracle.answer(header, entries), refused=int(refused))
 
     def _entries(self, op: LaneOp) -> list[Entry]:
-        count = self._rng.choice((1, 1, 1, 2, 3, 16, ENTRIES_MAX))
+        count = ENTRIES_MAX if self._rng.random() < LARGEST_SHARE else self._rng.choice(_COUNTS)
         good = self._rng.random() < 0.5
         return [self._good_entry(op) if good else self._any_entry(op, count) for _ in range(count)]
 
     def _good_entry(self, op: LaneOp) -> Entry:
-        need = Access.READ if op is LaneOp.READ else Access.WRITE
-        region = self._rng.choice([one for one in self._regions if one.access & need and one.key_for(op)])
+        region = self._rng.choice(self._open_regions[op])
         length = min(self._rng.choice((0, 1, 7, 64, 1_000, 9_000)), region.size_bytes)
         last = region.size_bytes - length
         offset = self._rng.choice((0, last, self._rng.randint(0, last)))

@@ -19,7 +19,7 @@ from moonpool.wire.hello import ConnectionKind
 #: Frames of one connection; the lengths of runs are spread evenly over their logarithm.
 RUN_FRAMES_MAX: Final = 32_768
 #: Frames a run has of those made one by one, which cost a hundred times as much.
-SINGLE_FRAMES_MAX: Final = 96
+SINGLE_FRAMES_MAX: Final = 64
 CONFIRMED_FRAMES: Final = 16
 _BULK_PARTS: Final = 3
 

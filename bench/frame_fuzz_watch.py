@@ -29,7 +29,7 @@ def counts(pid: int) -> tuple[int, int]:
 
 @final
 class MemoryWatch:
-    """Samples in a thread while the block lasts; `growth_kib` leaves out what came before the target was warm."""
+    """Samples in a thread while the block lasts; `growth_kib` begins when the target is warm."""
 
     def __init__(self, pid: int, is_warm: Callable[[], bool]) -> None:
         self._pid = pid
