@@ -102,15 +102,14 @@ cdef int move_payload(mp_run* run, uint64_t first, uint64_t stop, bint sending, 
     while cursor.next < stop or n_lead:
         before = cursor
         n = fill_window(run, &cursor, lane.pieces + n_lead, most)
-        if digest and sending:
-            digest_window(run, &before, &cursor)
         if sending:
             status = stream_send(&lane.stream, lane.pieces, n + n_lead)
         else:
             status = stream_receive(&lane.stream, lane.pieces, n, True)
         if status:
             return status
-        if digest and not sending:
+        if digest:
+            # After the move, also when sending: the peer is busy with the window meanwhile, and it is in the cache.
             digest_window(run, &before, &cursor)
         n_lead = 0
     return COMPLETE
