@@ -12,6 +12,7 @@ from moonpool.native.io.batch cimport (
     COMPLETE,
     OP_READ,
     PEER_GONE,
+    PENDING,
     STALE_HANDLE,
     ACCESS_DENIED,
     batch_interrupted,
@@ -144,7 +145,7 @@ cdef int mapped_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
         if mp_load32(&segment.dead) == PEER_GONE:
             # The owner died while we copied: nobody will ever see a WRITE, and a READ may be of its last moments.
             for i in range(batch.n):
-                if batch.status[i] == COMPLETE:
+                if batch.status[i] == COMPLETE or batch.status[i] == PENDING:
                     batch.status[i] = PEER_GONE
             return 0
         mp_path_record(&path.stats, batch.op != OP_READ, carried, n_bytes, mp_now_ns() - started)
