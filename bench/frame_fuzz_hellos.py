@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from moonpool.bench.frame_fuzz_model import Violation
-from moonpool.bench.frame_fuzz_wire import Where
+from moonpool.bench.frame_fuzz_wire import Where, receive_up_to
 from moonpool.errors import ProtocolError, Status
 from moonpool.wire.hello import (
     CLIENT_HELLO_BYTES,
@@ -105,7 +105,7 @@ class HelloFuzzer:
         self.tally["connections"] += 1
         self.tally[hello.counter] += 1
         try:
-            answer = sock.recv(SERVER_HELLO_BYTES, socket.MSG_WAITALL)
+            answer = receive_up_to(sock, SERVER_HELLO_BYTES)
         except ConnectionResetError:
             answer = b""
         except TimeoutError as exc:

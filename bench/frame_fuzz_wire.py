@@ -49,7 +49,7 @@ class Where:
         sock = self.connect(is_unix)
         try:
             sock.sendall(ClientHello(kind, new_instance_id(), os.urandom(NONCE_BYTES)).encode())
-            answer = sock.recv(SERVER_HELLO_BYTES, socket.MSG_WAITALL)
+            answer = receive_up_to(sock, SERVER_HELLO_BYTES)
             if len(answer) != SERVER_HELLO_BYTES:
                 raise Violation("a good hello was not answered")
             status = ServerHello.decode(answer).status
@@ -59,6 +59,18 @@ class Where:
             sock.close()
             raise
         return sock
+
+
+def receive_up_to(sock: socket.socket, size_bytes: int) -> bytes:
+    """So many bytes, or fewer when the connection ended."""
+    # MSG_WAITALL does not wait on a socket that has a timeout, since Python makes that one non-blocking.
+    out = b""
+    while len(out) < size_bytes:
+        piece = sock.recv(size_bytes - len(out))
+        if not piece:
+            break
+        out += piece
+    return out
 
 
 def exchange(
