@@ -180,7 +180,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.pool = LanePool(
-            lambda _timeout_s: self.connect().detach(),
+            lambda *_: self.connect().detach(),
             lanes_max=self.lanes_max,
             io=self.io,
             spin_ns=0,

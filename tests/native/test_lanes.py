@@ -285,14 +285,14 @@ def test_threads_share_a_bounded_number_of_lanes(target: Any, make_rig: Any, io:
 @pytest.mark.parametrize("lanes_max", [0, LANES_MAX + 1, 1000])
 def test_a_peer_has_1_to_64_lanes(lanes_max: int) -> None:
     with pytest.raises(UsageError, match="1 to 64") as caught:
-        LanePool(lambda _: -1, lanes_max=lanes_max, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
+        LanePool(lambda *_: -1, lanes_max=lanes_max, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
     assert caught.value.field == "lanes_per_peer_max"
 
 
 def test_a_dropped_pool_closes_its_lanes(make_target: Any, make_rig: Any, tools: Any) -> None:
     target = make_target()
     pool = LanePool(
-        lambda _: target.connect().detach(), lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0
+        lambda *_: target.connect().detach(), lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0
     )
     pool.call(PING, b"", 10.0)
     assert target.server.lanes == 1
@@ -349,7 +349,7 @@ def test_an_interrupt_while_connecting_reaches_the_caller(make_rig: Any) -> None
 
 @pytest.mark.parametrize("answer", [-1, None, "7"])
 def test_a_connector_must_return_a_descriptor(answer: Any) -> None:
-    pool = LanePool(lambda _: answer, lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
+    pool = LanePool(lambda *_: answer, lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
     with pytest.raises(InternalError):
         pool.call(PING, b"", 1.0)
 
@@ -357,7 +357,7 @@ def test_a_connector_must_return_a_descriptor(answer: Any) -> None:
 def test_the_connector_is_told_how_long_it_has(make_rig: Any) -> None:
     told: list[float] = []
 
-    def connector(timeout_s: float) -> int:
+    def connector(timeout_s: float, _dialing: object) -> int:
         told.append(timeout_s)
         raise PeerRefused
 

@@ -428,7 +428,7 @@ def test_a_session_told_to_stop_leaves_all_to_the_next_path(own_pidfd: int) -> N
 
 def test_none_is_no_part_of_anything(own_pidfd: int) -> None:
     segment = NativeSegment(LocalRegions(1), 1, 0)
-    pool = LanePool(lambda _timeout_s: -1, lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
+    pool = LanePool(lambda *_: -1, lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
     limits = {"io": 0, "spin_ns": 0, "spin_max_bytes": 0, "stall_ns": 0, "lanes_max": 1, "notices_max": 1}
     calls: list[Any] = [
         lambda: NativeSegment(None, 1, 0),

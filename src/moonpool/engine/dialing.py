@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -45,11 +46,15 @@ _clock: Final = SystemClock()
 @final
 @dataclass(frozen=True, slots=True)
 class DialRequest:
-    """What a connection is for: whom we are, whom we expect (None: anyone), and for which use."""
+    """What a connection is for: whom we are, whom we expect (None: anyone), and for which use.
+
+    `on_socket` is called with each descriptor before it is waited on, and may raise a MoonpoolError.
+    """
 
     kind: ConnectionKind
     instance: InstanceId
     expected_instance: InstanceId | None = None
+    on_socket: Callable[[int], None] | None = None
 
 
 @final
@@ -88,7 +93,7 @@ def dial(address: str, request: DialRequest, config: EngineConfig, deadline: Dea
     failure: MoonpoolError | None = None
     for peer in resolve_peer_address(address, deadline):
         try:
-            sock = _connect(peer, config, deadline)
+            sock = _connect(peer, request, config, deadline)
         except (PeerError, ResourceError) as exc:
             failure = exc
             if isinstance(exc, TransferTimeout):
@@ -98,12 +103,16 @@ def dial(address: str, request: DialRequest, config: EngineConfig, deadline: Dea
     raise failure or InternalError("an address resolved to nothing", peer=address)
 
 
-def _connect(peer: PeerAddress, config: EngineConfig, deadline: Deadline) -> socket.socket:
+def _connect(
+    peer: PeerAddress, request: DialRequest, config: EngineConfig, deadline: Deadline
+) -> socket.socket:
     try:
         sock = socket.socket(peer.family, socket.SOCK_STREAM)
     except OSError as exc:
         raise connect_failure(exc, peer.text) from exc
     try:
+        if request.on_socket is not None:
+            request.on_socket(sock.fileno())
         limit = deadline.earlier(Deadline.after_ms(_clock.now_ns(), config.connect_timeout_ms))
         if peer.is_unix:
             _connect_unix(sock, peer, limit)

@@ -184,6 +184,7 @@ class Engine:
     def close_segment(self, segment: Segment | int) -> None:
         """Close a segment; its handle is stale from now on."""
         self._openings.close_segment(self._segment(segment))
+        self._transfers.reap()
 
     def _segment(self, segment: Segment | int) -> Segment:
         if not self._usable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from moonpool.clock import Deadline, SystemClock
 from moonpool.config import EngineConfig
 from moonpool.engine.dialing import DialRequest, dial
@@ -15,14 +17,16 @@ def connect_lane(
     instance: InstanceId,
     expected_instance: InstanceId | None,
     timeout_s: float,
+    on_socket: Callable[[int], None] | None = None,
 ) -> int:
     """A connected, blocking, close-on-exec descriptor, ready for the first group; the caller owns it.
 
     `address` is "host:port", "[v6]:port" or "@name"; `expected_instance` None takes whoever answers. Blocks
-    the calling thread, without the GIL, for at most `timeout_s` seconds. Errors as `dial` lists them.
+    the calling thread, without the GIL, for at most `timeout_s` seconds; whoever takes the descriptor given to
+    `on_socket` can end the wait by shutting a duplicate down. Errors as `dial` lists them.
     """
     deadline = Deadline.after_s(SystemClock().now_ns(), timeout_s)
-    request = DialRequest(ConnectionKind.LANE, instance, expected_instance)
+    request = DialRequest(ConnectionKind.LANE, instance, expected_instance, on_socket)
     greeted = dial(address, request, config, deadline)
     fd = greeted.sock.detach()
     greeted.close()

@@ -17,10 +17,12 @@ from moonpool.errors import (
     MoonpoolError,
     PeerGone,
     PeerRefused,
+    PeerStalled,
     ProtocolError,
     ResourceError,
     StaleHandle,
     Status,
+    TransferTimeout,
     TransportUnavailable,
 )
 from moonpool.ids import InstanceId
@@ -175,10 +177,17 @@ class Peer:
         """In a forked child: close the child's copies of the lanes."""
         self.lanes.close_after_fork()
 
-    def _connect_lane(self, timeout_s: float) -> int:
+    def _connect_lane(self, timeout_s: float, dialing: Callable[[int], None]) -> int:
+        # A peer that does not answer a hello makes no progress, as one that answers no READ.
+        limit_s = min(timeout_s, self._config.stall_timeout_ms / MS_PER_S)
         try:
-            return connect_lane(self.endpoint, self._config, self._own_instance, self.instance, timeout_s)
-        except (PeerRefused, HandshakeFailed, StaleHandle) as problem:
+            return connect_lane(
+                self.endpoint, self._config, self._own_instance, self.instance, limit_s, dialing
+            )
+        except (PeerRefused, HandshakeFailed, StaleHandle, TransferTimeout) as problem:
+            if isinstance(problem.__cause__, TimeoutError):
+                # The batch's own deadline is told from this by whoever asked for the lane.
+                raise PeerStalled(peer=self.endpoint) from problem
             # It was there when the segment was opened: so it is gone, whoever may have its place by now.
             raise PeerGone(peer=self.endpoint) from problem
         except ResourceError as problem:

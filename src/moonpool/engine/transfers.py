@@ -114,6 +114,13 @@ class Transfers:
         self._keep(native)
         return Batch(native, found)
 
+    def reap(self) -> None:
+        """Let go of submitted batches that have ended, and with them of their buffers and segments."""
+        for key, old in list(self._inflight.items()):
+            if old.done:
+                old.let_go()
+                self._inflight.pop(key, None)
+
     def cancel_all(self) -> None:
         """Ask every submitted batch to end."""
         for native in list(self._inflight.values()):
@@ -135,8 +142,5 @@ class Transfers:
     def _keep(self, native: NativeBatch) -> None:
         self._submitted += 1
         if self._submitted % _REAP_EVERY == 0:
-            for key, old in list(self._inflight.items()):
-                if old.done:
-                    old.let_go()
-                    self._inflight.pop(key, None)
+            self.reap()
         self._inflight[id(native)] = native

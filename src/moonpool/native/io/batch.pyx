@@ -487,7 +487,10 @@ cdef class Batch:
         ]
 
     def let_go(self) -> None:
-        """Drop the buffer held for the transfer. Only when ended."""
-        if self.holds is not None and self.done:
+        """Drop the buffer held for the transfer, and the segment. Only when ended."""
+        if not self.done:
+            return
+        self.segment = None  # its tables are megabytes, and an ended batch may be kept for long
+        if self.holds is not None:
             self.holds.release()
             self.holds = None

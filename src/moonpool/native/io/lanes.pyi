@@ -10,7 +10,7 @@ LANES_MAX: Final[int]
 class LanePool:
     def __new__(
         cls,
-        connector: Callable[[float], int],
+        connector: Callable[[float, Callable[[int], None]], int],
         *,
         lanes_max: int,
         io: int,

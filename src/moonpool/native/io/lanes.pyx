@@ -34,7 +34,7 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_unlock,
 )
 from moonpool.native.io.frames cimport MP_GROUP_MAX, MP_MAGIC, MP_NOTICE_MAX, MP_REPLY, mp_header
-from moonpool.native.io.guard cimport mp_deadline_ns, mp_now_ns
+from moonpool.native.io.guard cimport mp_deadline_ns, mp_load32, mp_now_ns
 from moonpool.native.io.segment cimport NativeSegment, mp_segment
 from moonpool.native.io.stream cimport iovec, stream_receive, stream_send, stream_close, stream_open
 
@@ -46,6 +46,10 @@ cdef extern from "sys/socket.h" nogil:
 
 cdef extern from *:
     int close(int fd) nogil
+
+cdef extern from "fcntl.h" nogil:
+    int fcntl(int fd, int command, int argument)
+    int F_DUPFD_CLOEXEC
 
 cdef enum:
     HEADER_BYTES = 32
@@ -79,26 +83,67 @@ cdef void lane_free(mp_lane* lane) noexcept nogil:
     free(lane)
 
 
-cdef int ask_connector(mp_lanes* lanes, double timeout_s, int* fd) noexcept nogil:
-    with gil:
-        try:
-            fd[0] = (<object><PyObject*>lanes.connector)(timeout_s)
-            return COMPLETE if fd[0] >= 0 else INTERNAL
-        except KeyboardInterrupt:
-            PyErr_SetInterrupt()  # raised again once the caller is back in Python
-            return CANCELLED
-        except BaseException as problem:
-            return int(status_of(problem))
+cdef class Dialing:
+    """A connection in the making: called with its descriptor, it lets the batch's cancel shut that down.
+
+    It keeps a duplicate, so the connector may close its own whenever it likes.
+    """
+
+    cdef mp_batch* batch
+    cdef int fd
+
+    def __call__(self, int fd) -> None:
+        """Watch this descriptor in place of the one before; TransferCancelled when the batch has been cancelled."""
+        if self.batch == NULL:
+            raise UsageError("the connector has returned: its socket is not watched any more")
+        self.unwatch()
+        self.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)
+        if self.fd < 0:
+            raise error_from_status(NO_MEMORY, "no file descriptor for a lane: raise RLIMIT_NOFILE")
+        pthread_mutex_lock(&self.batch.lock)
+        self.batch.lane_fd = self.fd
+        pthread_mutex_unlock(&self.batch.lock)
+        if mp_load32(&self.batch.cancel):
+            raise error_from_status(CANCELLED)
+
+    cdef void unwatch(self) noexcept:
+        if self.fd >= 0:
+            pthread_mutex_lock(&self.batch.lock)
+            self.batch.lane_fd = -1
+            pthread_mutex_unlock(&self.batch.lock)
+            close(self.fd)
+            self.fd = -1
+
+
+cdef int ask_connector(mp_lanes* lanes, mp_batch* batch, double timeout_s, int* fd) noexcept with gil:
+    cdef Dialing dialing = Dialing.__new__(Dialing)
+    dialing.batch = batch
+    dialing.fd = -1
+    try:
+        fd[0] = (<object><PyObject*>lanes.connector)(timeout_s, dialing)
+        return COMPLETE if fd[0] >= 0 else INTERNAL
+    except KeyboardInterrupt:
+        PyErr_SetInterrupt()  # raised again once the caller is back in Python
+        return CANCELLED
+    except BaseException as problem:
+        return int(status_of(problem))
+    finally:
+        dialing.unwatch()
+        dialing.batch = NULL
 
 
 cdef int connect_lane(mp_lanes* lanes, mp_batch* batch, mp_lane** out) noexcept nogil:
     """Open a lane in the place already counted in n_open."""
-    cdef int fd = -1, status
+    cdef int fd = -1, status, early
     cdef uint64_t now = mp_now_ns()
     cdef double timeout_s = 3600.0
     if batch.deadline_ns:
         timeout_s = (batch.deadline_ns - now) * 1e-9 if batch.deadline_ns > now else 0.001
-    status = ask_connector(lanes, timeout_s, &fd)
+    status = ask_connector(lanes, batch, timeout_s, &fd)
+    if status != COMPLETE:
+        early = batch_interrupted(batch)
+        if early:
+            status = early  # what the connector met with is only how it came to stop
     if status == COMPLETE:
         out[0] = lane_new(lanes, fd)
         if out[0] == NULL:
@@ -191,7 +236,11 @@ cdef bint final_status(uint8_t status) noexcept nogil:
 
 
 cdef class LanePool:
-    """Up to `lanes_max` lanes to one peer. `connector(timeout_s) -> fd` opens one; it may raise any MoonpoolError."""
+    """Up to `lanes_max` lanes to one peer. `connector(timeout_s, dialing) -> fd` opens one.
+
+    It calls `dialing(fd)` with each socket before it waits on it, so that a cancel ends the wait; it may raise any
+    MoonpoolError.
+    """
 
     def __cinit__(self, connector, *, unsigned int lanes_max, int io, uint64_t spin_ns, uint64_t spin_max_bytes,
                   uint64_t stall_ns):
