@@ -155,7 +155,10 @@ def _send(sock: socket.socket, failure: str, value: Any) -> None:
 
 
 def observe() -> dict[str, int]:
-    """What this process holds: descriptors, mappings, threads, resident bytes; garbage is collected first."""
+    """What this process holds: descriptors, mappings, threads, resident bytes; garbage is collected first.
+
+    Pages of files are left out: which of a library's are resident is the kernel's business.
+    """
     gc.collect()
     # What libc keeps for later is no leak.
     ctypes.CDLL(None).malloc_trim(0)
@@ -165,5 +168,6 @@ def observe() -> dict[str, int]:
         "descriptors": len(list(_FDS.iterdir())),
         "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
         "threads": int(fields["Threads"]),
-        "resident_bytes": int(fields["VmRSS"].split()[0]) * KIB,
+        "private_bytes": int(fields["RssAnon"].split()[0]) * KIB,
+        "shared_bytes": int(fields["RssShmem"].split()[0]) * KIB,
     }

@@ -49,12 +49,12 @@ BOUNDS_MS: Final = MappingProxyType(
 class Slack:
     """How much more the processes under observation may have at the end than after warm-up.
 
-    Descriptors and threads: none. Python's allocator and libc keep arenas and stacks for later, so mappings
-    and resident bytes have a little; both are far below one region a cycle.
+    Descriptors, threads and shared memory: none. Python's allocator and libc keep arenas and stacks for
+    later, so mappings and private bytes have a little; both are far below one region a cycle.
     """
 
     mappings: int = 16
-    resident_bytes: int = 8 * MIB
+    private_bytes: int = 16 * MIB
 
 
 @final

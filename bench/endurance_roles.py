@@ -83,14 +83,20 @@ class Seat:
         if opened is not None:
             self.engine.close_segment(opened[0])
 
-    def begin(self, is_write: bool, deadline_ms: float) -> Batch:
+    def path(self, transport: str) -> int:
+        """The id of the segment's path of that transport."""
+        return next(path.id for path in self.open()[0].paths if path.transport == transport)
+
+    def begin(self, is_write: bool, deadline_ms: float, path: int | None = None) -> Batch:
         """Submit a batch that takes long."""
         from numpy import full, uint64
 
         segment, handle = self.open()
         op, timeout_s = (Op.WRITE if is_write else Op.READ), deadline_ms / MS_PER_S
         address = full(BULK_COUNT, self.local.address + BULK_AT, dtype=uint64)
-        return self.engine.submit(op, segment, address, handle, BULK_AT, _BULK_BYTES, timeout_s=timeout_s)
+        return self.engine.submit(
+            op, segment, address, handle, BULK_AT, _BULK_BYTES, path=path, timeout_s=timeout_s
+        )
 
     def check(self, life: int) -> None:
         """Read what the target's n-th life holds, write, read back; AssertionError for wrong bytes."""
@@ -118,15 +124,14 @@ def make_target(names: Names, life: int, transports: tuple[str, ...] = ("shm", "
         opened = counters["control_sessions_opened"] - counters["control_sessions_closed"]
         return int(opened + found["gauges"]["lanes_open"])
 
-    def wait_alone(within_s: float) -> float | None:
-        """Milliseconds until no peer is connected; None when one still is."""
-        started = time.monotonic()
-        pause = threading.Event()
+    def wait_alone(within_s: float) -> bool:
+        """Wait until no peer is connected; False when one still is."""
+        started, pause = time.monotonic(), threading.Event()
         while sessions():
             if time.monotonic() - started > within_s:
-                return None
+                return False
             pause.wait(_LOOK_S)
-        return (time.monotonic() - started) * MS_PER_S
+        return True
 
     return {
         "endpoint": lambda: engine.endpoint,
@@ -138,24 +143,14 @@ def make_target(names: Names, life: int, transports: tuple[str, ...] = ("shm", "
 
 def make_victim(target: Names, own: Names, life: int) -> Answers:
     """An initiator that is killed: it checks transfers first, then begins one that it will not end."""
-    named = Engine(**_settings("shm", patient=True), metadata=own.metadata, name=own.name, port=own.port)
-    seats = {
-        "shm": Seat(named, target.name or target.endpoint),
-        "tcp": Seat(Engine(**_settings("tcp", patient=True)), target.endpoint),
-    }
-
-    def check() -> None:
-        for seat in seats.values():
-            seat.check(life)
+    engine = Engine(transports=("shm", "tcp"), metadata=own.metadata, name=own.name, port=own.port)
+    seat = Seat(engine, target.name or target.endpoint)
 
     def begin(way: str, is_write: bool) -> bool:
-        return not seats["shm" if way == "shm" else "tcp"].begin(is_write, DEADLINE_LONG_MS).done
+        path = seat.path("shm" if way == "shm" else "tcp")
+        return not seat.begin(is_write, DEADLINE_LONG_MS, path).done
 
-    def close() -> None:
-        for seat in seats.values():
-            seat.engine.close()
-
-    return {"check": check, "begin": begin, "close": close}
+    return {"check": lambda: seat.check(life), "begin": begin, "close": engine.close}
 
 
 @final
