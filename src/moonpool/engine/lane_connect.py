@@ -22,8 +22,8 @@ def connect_lane(
     """A connected, blocking, close-on-exec descriptor, ready for the first group; the caller owns it.
 
     `address` is "host:port", "[v6]:port" or "@name"; `expected_instance` None takes whoever answers. Blocks
-    the calling thread, without the GIL, for at most `timeout_s` seconds; whoever takes the descriptor given to
-    `on_socket` can end the wait by shutting a duplicate down. Errors as `dial` lists them.
+    the calling thread, without the GIL, for at most `timeout_s` seconds; who duplicates the descriptor given
+    to `on_socket` can end the wait by shutting it down. Errors as `dial` lists them.
     """
     deadline = Deadline.after_s(SystemClock().now_ns(), timeout_s)
     request = DialRequest(ConnectionKind.LANE, instance, expected_instance, on_socket)
