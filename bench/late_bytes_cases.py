@@ -21,6 +21,9 @@ VIOLATIONS_KEPT: Final = 20
 _HEADER_BYTES: Final = 32
 _ENTRY_BYTES: Final = 64
 _COMPANION_SHARE: Final = 0.3
+_WARM_SHARE: Final = 0.8
+#: Small READs are over before anything can go wrong, so few of them are enough.
+_SMALL_SHARE: Final = 0.2
 
 
 @final
@@ -73,6 +76,8 @@ class Case:
     wait_ms: float
     fault: Fault
     has_companion: bool
+    #: Whether a lane is there before the fault, so that it hits the payload and not the hello.
+    is_warm: bool
 
     @property
     def total_bytes(self) -> int:
@@ -84,7 +89,7 @@ def draw_case(seed: str, way: WayPlan) -> Case:
     """The case of a seed; same seed and way, same case."""
     choice = random.Random(seed)
     ending = choice.choice(ENDINGS)
-    low = 1 if way.transport == "tcp" else MIB
+    low = 1 if choice.random() < _SMALL_SHARE else way.bytes_max // 32
     total = min(way.bytes_max, int(low * (way.bytes_max / low) ** choice.random()) + 1)
     count = 1 if ending == "read" else min(total, choice.choice((1, 1, 2, 5, 16)))
     fault = random_fault(choice, _ENTRY_BYTES + total)
@@ -99,6 +104,7 @@ def draw_case(seed: str, way: WayPlan) -> Case:
         wait_ms=0.05 * (way.wait_ms_max / 0.05) ** choice.random(),
         fault=fault,
         has_companion=companion,
+        is_warm=choice.random() < _WARM_SHARE,
     )
 
 

@@ -107,6 +107,8 @@ class Station:
             self._initiator.close_segment(self._segment)
             self._segment = self._open_segment()
             self.tally.reopened += 1
+        if case.is_warm:
+            self._initiator.read(self._segment, self._region, 0, self._companion.address, 1)
         if self._proxy is not None:
             self._proxy.set_fault(case.fault)
         companion = self._begin_companion() if case.has_companion else None
