@@ -7,13 +7,14 @@ prints the input of a failure; the other tests print their seed.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,10 @@ from hypothesis import strategies as st
 from moonpool.bench.frame_fuzz import FuzzPlan, report, run
 from moonpool.bench.frame_fuzz_bulk import BulkMaker, confirm
 from moonpool.bench.frame_fuzz_frames import FrameMaker
-from moonpool.bench.frame_fuzz_model import Oracle, RegionFacts, TargetFacts, pattern
-from moonpool.bench.frame_fuzz_wire import receive_up_to
+from moonpool.bench.frame_fuzz_lanes import LaneFuzzer
+from moonpool.bench.frame_fuzz_model import Oracle, RegionFacts, TargetFacts, Violation, pattern
+from moonpool.bench.frame_fuzz_target import LAYOUTS, FuzzedTarget, GuardedMemory
+from moonpool.bench.frame_fuzz_wire import Where, receive_up_to
 from moonpool.errors import ProtocolError, Status
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
@@ -296,12 +299,26 @@ def test_bulk_frames_are_predicted_as_the_reference_does() -> None:
     assert bulk.answer.startswith(bytes(made.answers))
 
 
-def test_a_wrong_prediction_is_noticed(target: LiveTarget) -> None:
-    """The comparison itself: an answer that differs in one bit must not pass."""
-    frame = changed(READ, 56, "<B", READ_KEY[0] ^ 1)
-    assert predict(READ).answers[3] == Status.COMPLETE
-    assert predict(frame).answers[3] == Status.ACCESS_DENIED
-    check_lane(target, frame, [7])
+def test_the_volume_fuzzer_notices_a_wrong_answer() -> None:
+    """A target that allows what it should not: here it is the fuzzer that was told of less access."""
+    target = FuzzedTarget()
+    with target.engine:
+        facts = target.facts()
+        told = tuple(replace(one, access=Access.NONE) if one.name == "both" else one for one in facts.regions)
+        fuzzer = LaneFuzzer(Where(replace(facts, regions=told), WAIT_S), seed=1)
+        with pytest.raises(Violation, match="lane run 1 of seed 1"):
+            fuzzer.run(20_000)
+        honest = LaneFuzzer(Where(facts, WAIT_S), seed=1)
+        assert honest.run(20_000) > 1
+
+
+def test_the_volume_fuzzer_notices_a_changed_byte() -> None:
+    for where, place in (("before", -1), ("behind", LAYOUTS[2].size_bytes), ("neither old nor written", 0)):
+        memory = GuardedMemory(LAYOUTS[2])
+        assert memory.problems(may_be_written=True) == []
+        ctypes.c_ubyte.from_address(memory.array.ctypes.data + place).value ^= 0xFF
+        (problem,) = memory.problems(may_be_written=True)
+        assert where in problem
 
 
 @pytest.mark.timeout(100)
