@@ -266,6 +266,7 @@ def _check_counters(outcome: Outcome) -> None:
         "target_groups": lanes["groups"] + seen["healthy_groups"] + seen["slow_groups"],
         "target_groups_refused": lanes["refused"],
         "target_lanes_broken": lanes["broken"],
+        "target_notices_refused": lanes["queue_full"],
         "control_sessions_broken": control["broken"] + seen["slow_control_closed"],
         "control_requests_failed": control["failed"],
         "control_hellos_malformed": hellos["malformed"],

@@ -30,8 +30,9 @@ HEALTHY_BYTES: Final = MIB
 HANDSHAKE_TIMEOUT_MS: Final = 2_000
 STALL_TIMEOUT_MS: Final = 10_000
 REGIONS_MAX: Final = 64
-#: Small, so that fuzzed notifications meet a full queue too.
-NOTIFICATIONS_MAX: Final = 64
+#: A short queue and an application that is slow to take from it: fuzzed notifications meet a full one too.
+NOTIFICATIONS_MAX: Final = 4
+TAKE_EVERY_S: Final = 0.05
 
 _GUARD_SEED: Final = 99
 _PAGE: Final = mmap.PAGESIZE
@@ -238,8 +239,8 @@ class FuzzedTarget:
         ending = threading.Event()
 
         def take() -> None:
-            while not ending.is_set():
-                self.notices += len(self.engine.notifications(NOTIFICATIONS_MAX, timeout_s=0.2))
+            while not ending.wait(TAKE_EVERY_S):
+                self.notices += len(self.engine.notifications(NOTIFICATIONS_MAX))
 
         thread = threading.Thread(target=take, name="notices")
         thread.start()
