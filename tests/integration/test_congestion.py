@@ -12,7 +12,7 @@ from moonpool import Engine
 
 
 def congestion_of_lanes(ports: set[int]) -> list[str]:
-    """The algorithm of each established tcp socket of this process that has one of these ports at either end."""
+    """The algorithm of each established tcp socket of this process with one of these ports at an end."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
