@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from moonpool.errors import EngineClosed, InternalError, LimitExceeded, PeerRefused, Status, UsageError
-from moonpool.native.io.lanes import LANES_MAX, LanePool
+from moonpool.native.io.lanes import LANES_MAX, Dialing, LanePool
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
 from moonpool.wire.transfer import Entry, GroupHeader, LaneOp, encode_group
@@ -527,3 +527,21 @@ def test_a_dropped_server_with_open_lanes_keeps_what_its_threads_use(make_target
     ours.close()
     # The structure is given up on purpose, and with it this one descriptor.
     os.close(notices)
+
+
+def test_a_connector_that_has_returned_watches_nothing(make_target: Any) -> None:
+    target = make_target()
+    kept: list[Any] = []
+
+    def connector(_timeout_s: float, dialing: Any) -> int:
+        ours = target.connect()
+        dialing(ours.fileno())
+        kept.append(dialing)
+        return int(ours.detach())
+
+    pool = LanePool(connector, lanes_max=1, io=0, spin_ns=0, spin_max_bytes=0, stall_ns=0)
+    pool.call(PING, b"", 10.0)
+    for dialing in (*kept, Dialing()):
+        with pytest.raises(UsageError, match="not watched"):
+            dialing(0)
+    assert pool.close(10.0)

@@ -84,15 +84,37 @@ def test_a_worker_skips_what_was_taken_over(make_pool: Any, idle: Any, make_stal
     busy = stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096)
     pool.submit(busy)
     stalled.request()
-    taken, left = idle.new(), idle.new()
+    taken, left = (stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096) for _ in range(2))
     pool.submit(taken)
     pool.submit(left)
-    assert taken.wait()
-    assert taken.worst == Status.COMPLETE
+    taken.cancel()
+    assert taken.worst == Status.CANCELLED
     assert not left.done
     stalled.peers[0].close()
-    tools.wait_until(lambda: left.done, "the worker goes on")
-    assert (busy.worst, left.worst) == (Status.PEER_GONE, Status.COMPLETE)
+    tools.wait_until(lambda: busy.done, "the worker goes on")
+    assert busy.worst == Status.PEER_GONE
+    left.cancel()
+    assert left.wait()
+
+
+def test_a_stalled_peer_holds_up_no_other(make_pool: Any, idle: Any, make_stalled: Any, tools: Any) -> None:
+    pool = make_pool(1)
+    stalled = make_stalled()
+    mine, remote = stalled.rig.buffer(4096), stalled.memory()
+    stuck = [stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096) for _ in range(5)]
+    for batch in stuck:
+        pool.submit(batch)
+    stalled.request()
+    others = [idle.new() for _ in range(20)]
+    for batch in others:
+        pool.submit(batch)
+    tools.wait_until(lambda: all(batch.done for batch in others), "those of another segment go on")
+    assert {batch.worst for batch in others} == {Status.COMPLETE}
+    assert not any(batch.done for batch in stuck)
+    assert pool.queued == 4, "a stalled segment has no more threads than its share"
+    for batch in stuck:
+        batch.cancel()
+        assert batch.wait()
 
 
 def test_cancelling_a_queued_batch_ends_it_here(make_pool: Any, idle: Any) -> None:

@@ -109,7 +109,8 @@ class Openings:
 
     def abandon_after_fork(self) -> None:
         """In a forked child: every segment is closed, and so are the child's copies of the sockets."""
-        for _handle, segment in self._segments.items():
+        # Without the lock: another thread, which the child does not have, may have held it.
+        for segment in [segment for _handle, segment in self._segments.items()]:
             segment.handle = 0
         for peer in self._peers.values():
             peer.abandon_after_fork()

@@ -7,6 +7,11 @@ from moonpool.native.io.segment import NativeSegment
 LANES_MAX: Final[int]
 
 @final
+class Dialing:
+    def __new__(cls) -> Self: ...
+    def __call__(self, fd: int) -> None: ...
+
+@final
 class LanePool:
     def __new__(
         cls,

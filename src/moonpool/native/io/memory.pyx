@@ -138,7 +138,7 @@ cdef class SharedMemory:
 
 
 def create_memory(size_bytes, *, bint huge_pages=False, bint prefault=True) -> SharedMemory:
-    """New zeroed engine memory of ``size_bytes``, rounded up to whole pages, pre-faulted, of huge pages where it can be.
+    """New zeroed engine memory of ``size_bytes``, in whole pages, pre-faulted, of huge pages where it can be.
 
     Huge pages come by MADV_COLLAPSE, best effort and without any setting; ``huge_pages`` insists on reserved ones.
 
