@@ -128,11 +128,12 @@ class FaultProxy:
         """Lift the fault: held bytes go on, late."""
         self.set_fault(NO_FAULT)
 
-    def cut(self) -> None:
-        """Reset every connection; new ones are taken."""
+    def cut(self, kind: Kind = "any") -> None:
+        """Reset every connection of a kind; new ones are taken."""
         with self._changed:
             for link in self._links:
-                link.reset()
+                if kind in ("any", link.kind):
+                    link.reset()
             self._changed.notify_all()
 
     def wait_held(self, bytes_min: int, timeout_s: float) -> bool:

@@ -123,7 +123,7 @@ class EngineConfig:
     batch_transfers_max: int = 1_048_576
     #: Most batches submitted and not ended.
     queued_batches_max: int = 4_096
-    #: Native threads that serve peers and the batches that nobody waits on.
+    #: Most native threads that drive one segment's submitted batches; all segments together have at most 64.
     worker_threads: int = 1
     #: Most notifications received and not yet taken; beyond it senders get QUEUE_FULL.
     notifications_max: int = 4_096

@@ -50,7 +50,7 @@ def long_batch(engine: Engine, op: Op, segment: Any, handle: int) -> tuple[Any, 
 def settle(held: Any, wait_until: Any, before: Any) -> None:
     """Waits until no more is held than before."""
     try:
-        wait_until(lambda: before.covers(held.now(), 8 * MIB), "what the dead took is free again")
+        wait_until(lambda: before.covers(held.now(), 24 * MIB), "what the dead took is free again")
     except AssertionError as problem:
         raise AssertionError(f"before: {before}, now: {held.now()}") from problem
 

@@ -15,6 +15,7 @@ from moonpool.engine.region import KEY_BYTES, Region
 from moonpool.errors import (
     AccessDenied,
     MoonpoolError,
+    PeerGone,
     PeerStalled,
     RevokeIncomplete,
     StaleHandle,
@@ -27,6 +28,8 @@ from moonpool.operations import Access
 from moonpool.transport.base import Transport
 from moonpool.units import MS_PER_S
 
+#: Regions of closed engines that a thread could still touch: leaking them is the only safe thing left.
+_never_freed: list[Region] = []
 #: The bit of the native table that says that this process may read into a region.
 LOCAL_WRITABLE = 4
 
@@ -42,6 +45,8 @@ class Offering:
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
         self._read_only_fds: dict[int, int] = {}
+        #: Revoked, but a batch or a lane thread that saw them alive has not ended yet.
+        self._undrained: list[Region] = []
         self.grants = GrantBook()
 
     def add(self, source: SharedMemory | BufferHold, access: Access, location: str) -> Region:
@@ -51,6 +56,7 @@ class Offering:
         read_key, write_key = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
         bits = int(access) | (LOCAL_WRITABLE if source.writable else 0)
         self.grants.sweep()
+        self._let_undrained_go()
         handle = self._table.add(source.address, source.size_bytes, bits, read_key, write_key)
         draft = Region(
             handle=handle,
@@ -110,9 +116,11 @@ class Offering:
     def revoke(self, handle: int, control: ControlService, server: TargetServer) -> None:
         """Make a region stale everywhere and return when nobody can touch its memory any more.
 
-        RevokeIncomplete when somebody may still: then the memory is kept until that process has ended.
+        RevokeIncomplete when somebody may still: then the memory is kept until a batch of ours or a process
+        that could write it has ended.
         """
         region = self.get(handle)
+        self._let_undrained_go()
         timeout_s = self._config.revoke_timeout_ms / MS_PER_S
         with self._lock:
             self._regions.pop(handle, None)
@@ -123,9 +131,12 @@ class Offering:
         if not drained:
             server.kick_busy()
             drained = self._table.drain(timeout_s)
-        unconfirmed = self._ask_holders(handle, control, timeout_s) | self.grants.vm_holders_alive(handle)
+        if not drained:
+            self._undrained.append(region)
+        gone, silent = self._ask_holders(handle, control, timeout_s)
+        unconfirmed = gone | silent | self.grants.vm_holders_alive(handle)
         kept = self.grants.settle(handle, unconfirmed, region)
-        if kept or not drained:
+        if kept or silent or not drained:
             raise RevokeIncomplete(
                 "a peer did not confirm the revoke in time; "
                 "the region is stale and its memory is kept until that is safe",
@@ -133,23 +144,34 @@ class Offering:
                 timeout_ms=self._config.revoke_timeout_ms,
             )
 
-    def _ask_holders(self, handle: int, control: ControlService, timeout_s: float) -> set[int]:
+    def _let_undrained_go(self) -> None:
+        if self._undrained and self._table.drain(0.0):
+            self._undrained.clear()
+
+    def _ask_holders(
+        self, handle: int, control: ControlService, timeout_s: float
+    ) -> tuple[set[int], set[int]]:
+        """The sessions that ended while they were asked, and those that did not confirm."""
         holders = self.grants.holders(handle)
         if not holders:
-            return set()
+            return set(), set()
         answers = control.call_peers("revoke", {"handles": [handle]}, timeout_s, holders)
         failed = {session for session, answer in answers.items() if isinstance(answer, MoonpoolError)}
-        for session in failed:
+        gone = {session for session in failed if isinstance(answers[session], PeerGone)}
+        for session in failed - gone:
             control.close_session(session, PeerStalled("a revoke was not confirmed in time"))
         confirmed = set(answers) - failed
         self.grants.confirmed(handle, confirmed)
-        return failed
+        return gone, failed - gone
 
     def close(self) -> None:
         """Close descriptors; memory goes with its last reference."""
         with self._lock:
             fds, self._read_only_fds = list(self._read_only_fds.values()), {}
+            if not self._table.drain(0.0):
+                _never_freed.extend((*self._regions.values(), *self._undrained))
             self._regions.clear()
+            self._undrained.clear()
         for fd in fds:
             os.close(fd)
         self.grants.close()

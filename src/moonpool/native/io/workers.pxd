@@ -11,6 +11,8 @@ cdef struct mp_pool:
     uint32_t queued
     uint32_t idle
     int32_t stop
+    uint32_t share           # most threads that drive batches of one segment at a time
+    void* busy[64]           # the segments of the batches that threads drive now, NULL where none does
 
 cdef class WorkerPool:
     cdef mp_pool pool
@@ -18,3 +20,4 @@ cdef class WorkerPool:
     cdef readonly uint32_t queued_max
     cdef pthread_t handles[64]
     cdef uint32_t running
+    cdef object starting     # held while a thread is started: `running` is its place

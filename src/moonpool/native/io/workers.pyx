@@ -21,25 +21,73 @@ from moonpool.native.io.batch cimport (
 )
 from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_swap_if32
 
+import threading
+
 from moonpool.errors import EngineClosed, QueueFull, ResourceError, UsageError
 
-WORKERS_MAX = 64
+cdef enum:
+    WORKERS_AT_MOST = 64
+
+WORKERS_MAX = WORKERS_AT_MOST
 
 
-cdef mp_batch* pool_take(mp_pool* pool) noexcept nogil:
-    """Next queued batch, with the queue's reference; NULL when the pool stops."""
-    cdef mp_batch* batch = NULL
+cdef bint pool_may(mp_pool* pool, mp_batch* batch) noexcept nogil:
+    """True when a thread may drive the batch now: its segment does not use up its share. Lock held."""
+    cdef uint32_t k, n = 0
+    for k in range(<uint32_t>WORKERS_AT_MOST):
+        n += pool.busy[k] == batch.segment
+    return n < pool.share
+
+
+cdef bint pool_lacks(mp_pool* pool) noexcept nogil:
+    """True when more batches could be driven than threads are idle. Lock held."""
+    cdef uint32_t n = 0
+    cdef mp_batch* batch = pool.head
+    if pool.queued <= pool.idle:
+        return False
+    while batch != NULL and n <= pool.idle:
+        n += pool_may(pool, batch)
+        batch = batch.next
+    return n > pool.idle
+
+
+cdef mp_batch* pool_pick(mp_pool* pool) noexcept nogil:
+    """Take the first batch out that may be driven; NULL when there is none. Lock held."""
+    cdef mp_batch* before = NULL
+    cdef mp_batch* batch = pool.head
+    while batch != NULL and not pool_may(pool, batch):
+        before = batch
+        batch = batch.next
+    if batch == NULL:
+        return NULL
+    if before == NULL:
+        pool.head = batch.next
+    else:
+        before.next = batch.next
+    if pool.tail == batch:
+        pool.tail = before
+    pool.queued -= 1
+    return batch
+
+
+cdef mp_batch* pool_take(mp_pool* pool, uint32_t* place) noexcept nogil:
+    """Next batch for this thread, with the queue's reference, noted as busy at `place`; NULL when the pool stops."""
+    cdef mp_batch* batch
+    cdef uint32_t k = 0
     pthread_mutex_lock(&pool.lock)
-    while pool.head == NULL and not pool.stop:
+    batch = pool_pick(pool)
+    while batch == NULL and not pool.stop:
         pool.idle += 1
         pthread_cond_wait(&pool.work, &pool.lock)
         pool.idle -= 1
-    batch = pool.head
+        batch = pool_pick(pool)
     if batch != NULL:
-        pool.head = batch.next
-        if pool.head == NULL:
-            pool.tail = NULL
-        pool.queued -= 1
+        while pool.busy[k] != NULL:
+            k += 1
+        pool.busy[k] = batch.segment
+        place[0] = k
+        if pool.head != NULL and pool.idle:
+            pthread_cond_signal(&pool.work)
     pthread_mutex_unlock(&pool.lock)
     return batch
 
@@ -61,22 +109,33 @@ cdef void pool_sweep(mp_pool* pool) noexcept nogil:
 
 
 cdef void* pool_work(void* context) noexcept nogil:
+    cdef mp_pool* pool = <mp_pool*>context
     cdef mp_batch* batch
+    cdef uint32_t place = 0
     while True:
-        batch = pool_take(<mp_pool*>context)
+        batch = pool_take(pool, &place)
         if batch == NULL:
             return NULL
         if mp_swap_if32(&batch.state, STATE_QUEUED, STATE_RUNNING):
             batch_drive(batch)
         batch_release(batch)
+        pthread_mutex_lock(&pool.lock)
+        pool.busy[place] = NULL
+        pthread_mutex_unlock(&pool.lock)
 
 
 cdef class WorkerPool:
-    """A bounded queue of batches and up to 64 threads that drive them, first come first served."""
+    """A bounded queue of batches, and threads that drive them, first come first served.
+
+    Each segment has up to `threads` of them at a time, and all together 64: what waits for a stalled peer must not hold
+    up batches to others.
+    """
 
     def __cinit__(self, unsigned int threads, unsigned int queued_max):
         mp_sync_init(&self.pool.lock, &self.pool.work)
         self.threads = min(threads, <unsigned int>WORKERS_MAX)
+        self.pool.share = self.threads
+        self.starting = threading.Lock()
         self.queued_max = queued_max
 
     def __dealloc__(self):
@@ -114,18 +173,20 @@ cdef class WorkerPool:
         self.pool.tail = raw
         self.pool.queued += 1
         # A thread that was woken counts as idle until it runs: it can take one batch, not all that are queued.
-        start = self.pool.queued > self.pool.idle and self.running < self.threads
+        start = pool_lacks(&self.pool)
         pthread_cond_signal(&self.pool.work)
         pthread_mutex_unlock(&self.pool.lock)
         if start:
             self._start()
 
     def _start(self):
-        if mp_start_thread(&self.handles[self.running], pool_work, &self.pool, b"moonpool-work") != 0:
-            if self.running == 0:
+        with self.starting:
+            if self.running >= <uint32_t>WORKERS_AT_MOST or self.pool.stop:
+                return
+            if mp_start_thread(&self.handles[self.running], pool_work, &self.pool, b"moonpool-work") == 0:
+                self.running += 1
+            elif self.running == 0:
                 raise ResourceError("cannot start a worker thread: raise RLIMIT_NPROC or free memory")
-            return
-        self.running += 1
 
     def close(self) -> None:
         """Stop: queued batches still run to their ends (cancel them first), then the threads are joined."""
@@ -133,6 +194,7 @@ cdef class WorkerPool:
         self.running = 0
         pthread_mutex_lock(&self.pool.lock)
         self.pool.stop = 1
+        self.pool.share = WORKERS_AT_MOST  # nothing is left for later now
         pthread_cond_broadcast(&self.pool.work)
         pthread_mutex_unlock(&self.pool.lock)
         with nogil:
