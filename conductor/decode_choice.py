@@ -40,10 +40,12 @@ def choose_decode(view: View, prefill: int, prefill_ends_s: float) -> DecodeChoi
         # fit is refused.
         fits = need <= load.kv_tokens_max[prefill]
         return DecodeChoice(prefill if fits else NOBODY, scores)
-    size = np.full(len(at), view.tokens * config.token_bytes)
-    arrival = beliefs.links.arrival_seconds(prefill, at, size, view.now)
-    late = np.maximum(arrival - prefill_ends_s, 0.0) / load.step_seconds()[at]
-    scores = np.where(room, scores + late, np.inf)
-    if not room.any():
-        return DecodeChoice(NOBODY, scores)
+    if not room.all():
+        scores[~room] = np.inf
+        if not room.any():
+            return DecodeChoice(NOBODY, scores)
+    size = view.tokens * config.token_bytes
+    if beliefs.links.latest_arrival(prefill, size, view.now) > prefill_ends_s:
+        arrival = beliefs.links.arrival_seconds(prefill, at, np.full(len(at), size), view.now)
+        scores += np.maximum(arrival - prefill_ends_s, 0.0) / load.step_seconds()[at]
     return DecodeChoice(int(at[view.least(scores)]), scores)

@@ -16,8 +16,6 @@ from moonpool.errors import UsageError
 
 F64 = NDArray[np.float64]
 INSTANCES_MAX: Final = 65_536
-#: At the very start a rate is taken over this share of its memory: one request says little.
-_SEEN_MIN: Final = 0.05
 
 
 class Role(IntFlag):
@@ -60,7 +58,6 @@ class FadingWork:
         self.memory_s: Final = memory_s
         self._seconds: Final[F64] = np.zeros(instances)
         self._at: float | None = None
-        self._began = 0.0
 
     def at(self, now: float) -> F64:
         """float64[n]; borrowed until the next call."""
@@ -72,15 +69,8 @@ class FadingWork:
     def add(self, at: int, seconds: float, now: float) -> None:
         """Gives an instance work."""
         if self._at is None:
-            self._at = self._began = now
+            self._at = now
         self.at(now)[at] += seconds
-
-    def rate(self, now: float) -> float:
-        """Work given a second lately, summed over all; what is remembered of the time so far counts."""
-        if self._at is None:
-            return 0.0
-        seen = 1.0 - float(np.exp((self._began - now) / self.memory_s))
-        return float(self.at(now).sum()) / (self.memory_s * max(seen, _SEEN_MIN))
 
 
 @final
@@ -91,9 +81,7 @@ class LoadTable:
     booked, less the time that its head has been running, but never less than nothing for the head.
     """
 
-    def __init__(
-        self, instances: Sequence[InstanceSpec], *, work_memory_s: float, balance_memory_s: float
-    ) -> None:
+    def __init__(self, instances: Sequence[InstanceSpec], *, balance_memory_s: float) -> None:
         if not 1 <= len(instances) <= INSTANCES_MAX:
             raise UsageError(f"a scheduler needs 1 to {INSTANCES_MAX} instances, not {len(instances)}")
         names = [instance.name for instance in instances]
@@ -112,6 +100,8 @@ class LoadTable:
         self.waiting: Final[F64] = np.zeros(n)
         self.context: Final[F64] = np.zeros(n)
         self.reserved: Final[F64] = np.zeros(n)
+        #: Prefill steps booked that will be slower than the promised token interval.
+        self.slow_steps: Final[F64] = np.zeros(n)
         self.kv_tokens_max: Final[F64] = np.array([float(each.kv_tokens_max) for each in instances])
         self.batch_max: Final[F64] = np.array([float(each.batch_max) for each in instances])
         self._step_s: Final[F64] = np.array([each.decode.step_s for each in instances])
@@ -120,7 +110,6 @@ class LoadTable:
         self._head_since: Final[F64] = np.zeros(n)
         self._head_s: Final[F64] = np.zeros(n)
         self._queues: list[OrderedDict[Hashable, tuple[float, float]]] = [OrderedDict() for _ in range(n)]
-        self._recent: Final = FadingWork(n, work_memory_s)
         self._balance: Final = FadingWork(n, balance_memory_s)
 
     def queue_seconds(self, now: float) -> F64:
@@ -142,10 +131,6 @@ class LoadTable:
         """float64[n]: prefill seconds given to each instance, remembered for `balance_memory_s`."""
         return self._balance.at(now)
 
-    def utilisation(self, now: float) -> float:
-        """Share of the prefill instances' time that recent work takes; above 1 when they fall behind."""
-        return self._recent.rate(now) / len(self.prefills)
-
     def queue_prefill(self, key: Hashable, at: int, seconds: float, tokens: float, now: float) -> None:
         """Books a prefill of `tokens` uncached tokens behind the others of instance `at`."""
         queue = self._queues[at]
@@ -154,7 +139,6 @@ class LoadTable:
         queue[key] = (seconds, tokens)
         self.queued_s[at] += seconds
         self.queued_tokens[at] += tokens
-        self._recent.add(at, seconds, now)
         self._balance.add(at, seconds, now)
 
     def end_prefill(self, key: Hashable, at: int, now: float) -> float | None:

@@ -61,6 +61,10 @@ class PrefillPredictor:
         found: F64 = self._constant[at] + self._linear[at] * (tokens - cached) + self._quadratic[at] * squares
         return np.maximum(found, _SECONDS_MIN, out=found)
 
+    def slopes(self, at: NDArray[np.intp]) -> tuple[F64, F64]:
+        """float64[k] twice: seconds a token, and seconds a squared token, on the instances `at`."""
+        return self._linear[at], self._quadratic[at]
+
     def observe(self, at: int, tokens: int, cached: int, seconds: float) -> None:
         """Learns from a finished prefill; `seconds` is its service time alone.
 

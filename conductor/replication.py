@@ -51,9 +51,8 @@ class HotPrefixes:
         it finds a quick holder. Only the part of the match that not every instance holds counts: what all
         hold carries no information about where to go.
         """
-        universal = int(view.local.min())
         depth = view.best_blocks
-        if depth <= universal:
+        if depth <= view.least_blocks:
             return None
         count = self.note(int(view.prompt.hashes[depth - 1]), view.now)
         if count < _REQUESTS_MIN:

@@ -23,6 +23,7 @@ from moonpool.conductor.decode_choice import choose_decode
 from moonpool.conductor.explanation import Terms
 from moonpool.conductor.forecast import Booking, DecodeForecast, DurationSurvival
 from moonpool.conductor.instance import InstanceSpec, LoadTable
+from moonpool.conductor.interference import slow_steps
 from moonpool.conductor.overlap import OverlapIndex
 from moonpool.conductor.pending import PendingBlocks
 from moonpool.conductor.policy import Placement, Policy, make_policy
@@ -47,6 +48,7 @@ class _Booked:
     reserved: float
     context: float
     booking: Booking
+    slow_steps: float
     joined_at: float | None = None
 
 
@@ -74,11 +76,7 @@ class Scheduler:
         self.policy: Final[Policy] = policy or make_policy("affinity")
         self.admission: Final[Admission] = admission or AdmitAll()
         self._index: Final = index
-        self.load: Final = LoadTable(
-            instances,
-            work_memory_s=self.config.work_memory_s,
-            balance_memory_s=self.config.balance_memory_s,
-        )
+        self.load: Final = LoadTable(instances, balance_memory_s=self.config.balance_memory_s)
         self.predictor: Final = PrefillPredictor(instances, learn=self.config.learn_prefill)
         rates = np.array([each.link_bytes_per_s for each in instances])
         self.links: Final = LinkClocks(rates, self.config.link_latency_s)
@@ -93,7 +91,7 @@ class Scheduler:
         )
         self._pending: Final = PendingBlocks(self.config.pending_blocks_max)
         self._hot: Final = HotPrefixes(
-            prefixes_max=self.config.hot_prefixes_max, memory_s=self.config.work_memory_s
+            prefixes_max=self.config.hot_prefixes_max, memory_s=self.config.demand_memory_s
         )
         self._booked: dict[Hashable, _Booked] = {}
         self._mean_share = 0.0
@@ -131,8 +129,7 @@ class Scheduler:
         if booked is None or booked.joined_at is not None:
             return
         prompt, decision = booked.prompt, booked.decision
-        service = self.load.end_prefill(request_id, decision.prefill, now)
-        self._pending.drop(request_id)
+        service = self._end_prefill(booked, now)
         if service is not None and service > 0:
             blocks = decision.fetch_blocks if decision.source != NOBODY else decision.cached_blocks
             believed = min(blocks * self.config.block_tokens, prompt.tokens - 1)
@@ -263,15 +260,25 @@ class Scheduler:
         load.reserved[decision.decode] += reserved
         booking = self.forecast.book(decision.decode, now + decision.ttft_s, context, now)
         self._pending.add(prompt.id, decision.prefill, prompt.hashes)
-        self._booked[prompt.id] = _Booked(prompt, decision, reserved, context, booking)
+        slow = 0.0
+        if self._beliefs.mixed:
+            slow = float(slow_steps(view, view.cached_tokens(blocks))[at])
+            load.slow_steps[decision.prefill] += slow
+        self._booked[prompt.id] = _Booked(prompt, decision, reserved, context, booking, slow)
         self.policy.booked(prompt, decision)
+
+    def _end_prefill(self, booked: _Booked, now: float) -> float | None:
+        self._pending.drop(booked.prompt.id)
+        at = booked.decision.prefill
+        # Sums of many bookings must not keep a rest of rounding.
+        self.load.slow_steps[at] = max(self.load.slow_steps[at] - booked.slow_steps, 0.0)
+        return self.load.end_prefill(booked.prompt.id, at, now)
 
     def _release(self, request_id: Hashable, now: float) -> None:
         booked = self._booked.pop(request_id)
         prompt, decision, load = booked.prompt, booked.decision, self.load
         if booked.joined_at is None:
-            load.end_prefill(request_id, decision.prefill, now)
-            self._pending.drop(request_id)
+            self._end_prefill(booked, now)
             load.waiting[decision.decode] -= 1
         else:
             load.batch[decision.decode] -= 1

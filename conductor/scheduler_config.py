@@ -27,8 +27,8 @@ class SchedulerConfig:
     link_latency_s: float = 0.0005
     #: A prompt whose answer's length nobody knows is expected to take this many tokens.
     expected_output_tokens: int = 350
-    #: Work given lately fades by e in this time, for utilisation and the demand for prefixes; in seconds.
-    work_memory_s: float = 60.0
+    #: Demand for a prefix fades by e in this time, in seconds.
+    demand_memory_s: float = 60.0
     #: Work given to each instance fades by e in this time, for balance; in seconds.
     balance_memory_s: float = 600.0
     #: How far ahead decode load is forecast, and in what steps, in seconds.

@@ -63,6 +63,7 @@ class View:
         "best",
         "best_blocks",
         "held",
+        "least_blocks",
         "local",
         "now",
         "prompt",
@@ -85,6 +86,8 @@ class View:
         self.step_s: Final[F64] = load.step_seconds()[load.prefills]
         self.best: Final = int(held[-1].argmax())
         self.best_blocks: Final = int(held[-1][self.best])
+        #: Blocks that every candidate holds: they say nothing about where to go.
+        self.least_blocks: Final = int(self.local.min())
         self._local_prefill_s: F64 | None = None
 
     def cached_tokens(self, blocks: I32 | int) -> F64:

@@ -26,7 +26,7 @@ def spec(name: str, role: Role = Role.BOTH) -> InstanceSpec:
 
 
 def load_table(count: int = 2) -> LoadTable:
-    return LoadTable([spec(f"i{at}") for at in range(count)], work_memory_s=60.0, balance_memory_s=600.0)
+    return LoadTable([spec(f"i{at}") for at in range(count)], balance_memory_s=600.0)
 
 
 def test_published_figures_of_the_model() -> None:
@@ -69,21 +69,19 @@ def test_a_request_that_leaves_from_behind_takes_its_work_along() -> None:
 
 def test_instances_must_serve_both_sides_and_differ_by_name() -> None:
     with pytest.raises(UsageError, match="prefills and one that decodes"):
-        LoadTable([spec("a", Role.PREFILL)], work_memory_s=1, balance_memory_s=1)
+        LoadTable([spec("a", Role.PREFILL)], balance_memory_s=1)
     with pytest.raises(UsageError, match="one name"):
-        LoadTable([spec("a"), spec("a")], work_memory_s=1, balance_memory_s=1)
+        LoadTable([spec("a"), spec("a")], balance_memory_s=1)
 
 
-def test_work_fades_and_its_rate_is_right_from_the_start() -> None:
+def test_work_fades_by_e_in_its_memory() -> None:
     work = FadingWork(2, memory_s=10.0)
-    assert work.rate(0.0) == 0.0
-    for second in range(200):
-        work.add(second % 2, 0.5, float(second))
-        if second >= 5:
-            # The work of this very second is in, its time is not.
-            assert work.rate(float(second)) == pytest.approx(0.5, rel=0.25)
-    left = float(work.at(199.0).sum())
-    assert work.at(209.0).sum() == pytest.approx(left / math.e)
+    assert work.at(5.0).tolist() == [0.0, 0.0]
+    work.add(0, 3.0, now=5.0)
+    work.add(1, 1.0, now=15.0)
+    assert work.at(15.0).tolist() == pytest.approx([3.0 / math.e, 1.0])
+    # A clock reading of the past changes nothing.
+    assert work.at(2.0).tolist() == pytest.approx([3.0 / math.e, 1.0])
 
 
 def test_a_busy_sender_delays_its_receivers() -> None:

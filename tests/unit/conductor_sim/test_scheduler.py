@@ -113,7 +113,7 @@ def test_affinity_wins_only_while_it_saves_more_than_the_queue() -> None:
     table = ResidencyTable(8)
     chain = list(range(20))
     table.store(2, chain)
-    alone = WorkBoundedAffinity(AffinityWeights(price_max=0.0, balance=0.0, fetch=False))
+    alone = WorkBoundedAffinity(AffinityWeights(balance=0.0, slack=0.0, fetch=False))
     config = SchedulerConfig(block_tokens=BLOCK, learn_prefill=False)
     scheduler = Scheduler(instances(), table, policy=alone, config=config)
     # A hit leaves 50 tokens, 5 ms; a miss costs 2,050 tokens, 209 ms: as long as 40 hits.
