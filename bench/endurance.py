@@ -51,6 +51,14 @@ def healthy_ratios(found: Findings) -> dict[str, Any]:
     return ratios
 
 
+def judge_healthy(told: dict[str, Any], found: Findings) -> None:
+    """A violation for each way whose interval by CPU second lies below what is allowed."""
+    for name, one in told["healthy"].items():
+        if name.endswith("by_cpu_second") and one["high"] < 1 - HEALTHY_LOSS_MAX:
+            found.violate(f"the healthy pair, {name}: {one['high']} times as fast at the most")
+    told["violations"], told["first_violations"] = found.violation_count, found.violations
+
+
 def summary(found: Findings, settings: Settings) -> dict[str, Any]:
     """The run as one JSON object."""
     steps = {
@@ -132,6 +140,7 @@ def main(cycles: int, seed: int, quiet: float, busy: float, cycle_nice: int, as_
         found = run.findings
         found.violate(f"a process failed, so the run ended early: {problem}")
     told = summary(found, settings)
+    judge_healthy(told, found)
     if as_json:
         click.echo(json.dumps(told))
     else:

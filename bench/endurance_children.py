@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -19,17 +20,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias, final
 
-from moonpool.bench.workers.main import die_with_parent
 from moonpool.units import KIB
 
 Answers: TypeAlias = Mapping[str, Callable[..., Any]]
 LINE_BYTES_MAX: Final = 1 << 16
 END_TIMEOUT_S: Final = 20.0
+#: What an engine loads when it needs it; a child would load it anew each time.
+LOADED_EARLY: Final = (
+    "encodings.idna",
+    "numpy",
+    "moonpool.metadata.redis",
+    "moonpool.native.io.ring",
+    "moonpool.transport.shm",
+    "moonpool.transport.tcp",
+    "redis",
+)
 _FDS: Final = Path("/proc/self/fd")
+_SET_PARENT_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG, sys/prctl.h
 
 
 class ChildFailed(Exception):
     """A child did not answer in time, ended, or says what went wrong."""
+
+
+def load_early() -> None:
+    """Import in the parent what its children will need. No thread comes of it, so that forks are safe."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name in LOADED_EARLY:
+        importlib.import_module(name)
 
 
 @final
@@ -120,7 +138,7 @@ def _run_child(sock: socket.socket, make: Callable[[], Answers], nice: int) -> N
     """The whole life of a child; never returns."""
     code = 1
     try:
-        die_with_parent()
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.nice(nice)
         for fd in [int(entry.name) for entry in _FDS.iterdir()]:
@@ -152,6 +170,15 @@ def _serve(sock: socket.socket, answers: Answers) -> None:
 def _send(sock: socket.socket, failure: str, value: Any) -> None:
     with contextlib.suppress(OSError):  # nobody listens any more
         sock.sendall(json.dumps([failure, value]).encode() + b"\n")
+
+
+def thread_names() -> list[str]:
+    """The names of this process's threads, in order."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text().strip())
+    return sorted(names)
 
 
 def observe() -> dict[str, int]:

@@ -36,9 +36,9 @@ BOUNDS_MS: Final = MappingProxyType(
         "dead segment closes": 1_000.0,
         "batch ends after stop": 1_000.0,
         "paused batch completes": 5_000.0,
-        "transfers work again": 2_000.0,
-        "target forgets dead initiator": 1_000.0,
-        "new initiator transfers": 2_000.0,
+        "transfers work again": 3_000.0,
+        "target forgets dead initiator": 2_000.0,
+        "new initiator transfers": 3_000.0,
         "engine made, used and closed": 3_000.0,
     }
 )

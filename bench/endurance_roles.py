@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from moonpool import Engine, MoonpoolError, Op, Segment, Status
-from moonpool.bench.endurance_children import Answers, observe
+from moonpool.bench.endurance_children import Answers, observe, thread_names
 from moonpool.bench.endurance_plan import (
     BOUNDS_MS,
     BULK_AT,
@@ -137,6 +137,7 @@ def make_target(names: Names, life: int, transports: tuple[str, ...] = ("shm", "
         "endpoint": lambda: engine.endpoint,
         "wait_alone": wait_alone,
         "observe": observe,
+        "thread_names": thread_names,
         "close": engine.close,
     }
 
@@ -182,6 +183,7 @@ class Survivor:
             "clean": self.clean,
             "settle": self.settle,
             "observe": observe,
+            "thread_names": thread_names,
             "close": self.close,
         }
 

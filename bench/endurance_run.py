@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from moonpool.bench.endurance_children import Child
+from moonpool.bench.endurance_children import Child, load_early
 from moonpool.bench.endurance_plan import BOUNDS_MS, WARMUP_CYCLES, WAYS, Cycle, Slack, draw_cycle
 from moonpool.bench.endurance_roles import (
     Names,
@@ -143,11 +143,12 @@ class Run:
         self.findings = Findings()
         self._choice = random.Random(settings.seed)
         self._life = 0
-        self._victim_life = 0
+        self._threads: dict[str, list[Counter[str]]] = {}
 
     def run(self) -> Findings:
         """Warm up, cycle, and look at what the survivors hold before and after."""
         started = time.monotonic()
+        load_early()
         before = {path.name for path in SHARED_MEMORY.iterdir()}
         with names_service() as metadata, contextlib.ExitStack() as stack:
             self.findings.metadata = metadata.partition(":")[0]
@@ -158,7 +159,7 @@ class Run:
             self._look()
             self._run_cycles()
             self._look()
-            self._judge_growth()
+            self.judge_growth()
             for child in (self._survivor, self._server, self._victim, self._target):
                 child.close()
         left = {path.name for path in SHARED_MEMORY.iterdir()} - before
@@ -175,25 +176,25 @@ class Run:
 
         self._target_names, self._victim_names = named("endurance-target"), named("endurance-initiator")
         self._server_names = named("endurance-server")
-        self._healthy = {}
-        for way in HEALTHY_WAYS:
-            names = Names(0)
-            target = stack.enter_context(Child(f"healthy target, {way}", lambda n=names: make_target(n, 1)))
-            endpoint = target.ask("endpoint", ANSWER_S)
-            initiator = stack.enter_context(
-                Child(f"healthy initiator, {way}", lambda e=endpoint, w=way: make_healthy_initiator(e, w))
-            )
-            self._healthy[way] = (initiator, target)
+        self._healthy = {way: self._start_healthy(way, stack) for way in HEALTHY_WAYS}
         nice = self._settings.cycle_nice
         self._server = stack.enter_context(
             Child("surviving target", lambda: make_target(self._server_names, 1), nice)
         )
         self._server.ask("endpoint", ANSWER_S)
         self._target, self._victim = self._fork_target(), self._fork_victim()
-        stack.callback(lambda: (self._target.kill(), self._victim.kill()))
+        # Whichever is alive at the end.
+        stack.callback(lambda: self._target.kill())
+        stack.callback(lambda: self._victim.kill())
         self._survivor = stack.enter_context(
             Child("surviving initiator", lambda: Survivor(self._target_names, WAYS).answers(), nice)
         )
+
+    def _start_healthy(self, way: str, stack: contextlib.ExitStack) -> tuple[Child, Child]:
+        target = stack.enter_context(Child(f"healthy target, {way}", lambda: make_target(Names(0), 1)))
+        endpoint = target.ask("endpoint", ANSWER_S)
+        name = f"healthy initiator, {way}"
+        return stack.enter_context(Child(name, lambda: make_healthy_initiator(endpoint, way))), target
 
     def _fork_target(self) -> Child:
         self._life += 1
@@ -324,9 +325,11 @@ class Run:
             self.findings.violate("the surviving target still has a peer after all have gone")
         for child in (self._survivor, self._server):
             self.findings.held.setdefault(child.name, []).append(child.ask("observe", ANSWER_S))
+            self._threads.setdefault(child.name, []).append(Counter(child.ask("thread_names", ANSWER_S)))
         self._victim = self._fork_victim()
 
-    def _judge_growth(self) -> None:
+    def judge_growth(self) -> None:
+        """A violation for whatever a survivor holds more of at the last look than at the first."""
         slack = self._settings.slack
         allowed = {
             "descriptors": 0,
@@ -340,3 +343,6 @@ class Run:
                 grown = looks[-1][what] - looks[0][what]
                 if grown > limit:
                     self.findings.violate(f"{name}: {grown} more {what} than after warm-up, allowed {limit}")
+        for name, names in self._threads.items():
+            if new := names[-1] - names[0]:
+                self.findings.violate(f"{name}: threads that were not there after warm-up: {dict(new)}")

@@ -39,7 +39,10 @@ _EXPECTED: Final = frozenset(
 
 @final
 class Station:
-    """Owns its engines and its proxy; use as a context manager, on one thread. `tally` is its result."""
+    """Owns its engines and its proxy; use as a context manager, on one thread. `tally` is its result.
+
+    `ledger` watches the destination.
+    """
 
     def __init__(self, way: WayPlan, seed: str) -> None:
         self.way = way
@@ -67,7 +70,7 @@ class Station:
         self._initiator = stack.enter_context(initiator)
         pool = initiator.allocate(way.slot_bytes * way.group_cases)
         self._address = pool.address
-        self._ledger = Ledger(pool.view, way.slot_bytes)
+        self.ledger = Ledger(pool.view, way.slot_bytes)
         self._companion = initiator.allocate(COMPANION_BYTES)
         self._segment = self._open_segment()
 
@@ -88,20 +91,22 @@ class Station:
         for number in range(first, first + count):
             slot = (number - first) % self.way.group_cases
             if slot == 0 and number > first:
-                self._end_group()
-            self._run_case(number, slot)
-        self._end_group()
+                self.end_group()
+            self.run_case(number, slot)
+        self.end_group()
 
-    def _end_group(self) -> None:
-        for slot in self._ledger.changed():
+    def end_group(self) -> None:
+        """The last look at the slots of a group; then they may be used again."""
+        for slot in self.ledger.changed():
             self.tally.violate(f"{self._seed}, slot {slot} of a group: changed before the group's end")
-        self._ledger.forget()
+        self.ledger.forget()
         self.tally.checks += 1
 
-    def _run_case(self, number: int, slot: int) -> None:
+    def run_case(self, number: int, slot: int) -> None:
+        """One case in one slot of the destination."""
         name = f"{self._seed}:{number}"
         case = draw_case(name, self.way)
-        view = self._ledger.slot(slot)
+        view = self.ledger.slot(slot)
         view[:] = bytes((FILL,)) * len(view)
         if not self._segment.peer.alive:
             self._initiator.close_segment(self._segment)
@@ -113,13 +118,13 @@ class Station:
             self._proxy.set_fault(case.fault)
         companion = self._begin_companion() if case.has_companion else None
         statuses, late_ms = self._end_early(case, self._address + slot * self.way.slot_bytes)
-        self._ledger.remember(slot)
+        self.ledger.remember(slot)
         self._count(case, statuses, late_ms)
         self._check_content(name, case, statuses, view)
         self._deliver_late(name)
         if companion is not None:
             self._end_companion(name, companion)
-        if not self._ledger.is_unchanged(slot):
+        if not self.ledger.is_unchanged(slot):
             self.tally.violate(f"{name}: {case} changed after it had ended as {statuses}")
         self.tally.checks += 2
 
