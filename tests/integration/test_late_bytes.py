@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from moonpool.bench.fault_proxy import FaultProxy
+from moonpool import Engine, Op, PeerStalled, Segment, Status, TransferTimeout
+from moonpool.bench.fault_proxy import Fault, FaultProxy
 from moonpool.bench.late_bytes import plan_jobs
 from moonpool.bench.late_bytes_cases import (
     ENDINGS,
@@ -21,6 +26,7 @@ from moonpool.bench.late_bytes_cases import (
     gaps_of,
 )
 from moonpool.bench.late_bytes_station import Station
+from moonpool.engine.batch import END_BOUND_S
 
 TIMEOUT_S = 100.0
 SEED = 23
@@ -118,3 +124,49 @@ def test_a_byte_that_lands_with_the_group_is_noticed() -> None:
         station.end_group()
     assert station.tally.violation_count == 1
     assert "before the group's end" in station.tally.violations[0]
+
+
+@contextlib.contextmanager
+def unanswered(**config: Any) -> Iterator[tuple[Engine, Segment, int]]:
+    """An initiator whose lanes get no answer to their hello, a segment of its peer, and a region's handle."""
+    with Engine() as target, FaultProxy(target.endpoint) as proxy:
+        target.allocate(4096)
+        with Engine(transports=("tcp",), handshake_timeout_ms=60_000, **config) as initiator:
+            segment = initiator.open(proxy.endpoint)
+            proxy.set_fault(Fault(action="stall", kind="lane", direction="down"))
+            yield initiator, segment, segment.regions[0].handle
+            assert proxy.wait_held(1, TIMEOUT_S), "no hello was on its way"
+            initiator.close_segment(segment)
+
+
+def test_a_cancel_ends_a_read_whose_lane_is_being_made() -> None:
+    with unanswered(stall_timeout_ms=60_000) as (initiator, segment, handle):
+        batch = initiator.submit(Op.READ, segment, bytearray(64), handle, 0)
+        assert not batch.wait(0.05)
+        started = time.monotonic()
+        assert batch.cancel()
+        # Far below the minute that the hello may take.
+        assert time.monotonic() - started < END_BOUND_S
+        assert list(batch.status) == [Status.CANCELLED]
+
+
+def test_a_deadline_that_passes_while_a_lane_is_made_is_a_timeout() -> None:
+    with unanswered() as (initiator, segment, handle), pytest.raises(TransferTimeout):
+        initiator.read(segment, handle, 0, bytearray(64), timeout_s=0.05)
+
+
+def test_a_peer_that_does_not_answer_a_lane_has_stalled() -> None:
+    with unanswered(stall_timeout_ms=50) as (initiator, segment, handle), pytest.raises(PeerStalled):
+        initiator.read(segment, handle, 0, bytearray(64), timeout_s=TIMEOUT_S)
+
+
+def test_an_ended_batch_lets_go_of_its_segment() -> None:
+    with Engine() as target, Engine(transports=("tcp",)) as initiator:
+        target.allocate(4096)
+        segment = initiator.open(target.endpoint)
+        waited = initiator.submit(Op.READ, segment, bytearray(64), segment.regions[0].handle, 0).result()
+        dropped = initiator.submit(Op.READ, segment, bytearray(64), segment.regions[0].handle, 0)
+        assert waited.native.segment is None
+        dropped.native.wait()  # as a batch ends whose owner does not look
+        initiator.close_segment(segment)
+        assert dropped.native.segment is None
