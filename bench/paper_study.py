@@ -67,7 +67,7 @@ def rejections(settings: ClusterSettings, trace: Trace, seeds: list[int]) -> str
             (
                 f"{admission} ({forecast})",
                 f"{rejected:.0f}",
-                f"{100 * (rejected / base - 1):+.1f}",
+                f"{100 * (rejected / base - 1):+.1f}" if base else "-",
                 f"{statistics.fmean(run.refused for run in runs):.0f}",
                 f"{statistics.fmean(run.wasted_prefill_s for run in runs):.0f}",
                 f"{statistics.fmean(run.in_slo for run in runs):.0f}",
