@@ -35,6 +35,9 @@ class Peer:
 
     def __init__(self, config: dict[str, Any]) -> None:
         if config.pop("as_nobody", False):
+            # What is imported late must be there before: the new user may not be let into its folders.
+            with Engine() as first, Engine(transports=("tcp",)) as second:
+                second.close_segment(second.open(first.endpoint))
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
