@@ -95,7 +95,9 @@ class RemoteRegion:
                 f"the peer described a region in a way we cannot read ({problem})"
             ) from problem
         sizes_fit = (
-            0 < region.size_bytes < 1 << 63 and 0 <= region.address < 1 << 64 and 0 < region.handle < 1 << 64
+            0 < region.size_bytes < 1 << 63
+            and 0 <= region.address <= (1 << 64) - region.size_bytes
+            and 0 < region.handle < 1 << 64
         )
         if (
             not sizes_fit
