@@ -57,6 +57,9 @@ def _settings(way: str, patient: bool) -> dict[str, Any]:
         "transports": ("shm",) if way == "shm" else ("tcp",),
         "tcp_io": tcp_io,
         "stall_timeout_ms": stall_ms,
+        # Workers are started when all others are busy, up to one for each lane of a striped batch: with one
+        # at the most, their number is the same before and after.
+        "bulk_lanes_remote": 1,
     }
 
 
