@@ -34,6 +34,8 @@ cdef enum:
     READ_WINDOW = 2
     # With digests, payload moves in windows that are hashed while they are still in the cache.
     DIGEST_WINDOW = 4 * 65536
+    # Larger when sending: the peer has more to take in while we hash what was sent.
+    DIGEST_SEND_WINDOW = 16 * 65536
 
 
 cdef struct mp_run:
@@ -97,8 +99,10 @@ cdef int move_payload(mp_run* run, uint64_t first, uint64_t stop, bint sending, 
     cdef mp_cursor cursor = mp_cursor(first, stop, 0), before
     cdef mp_lane* lane = run.lane
     cdef bint digest = run.batch.digest != NULL
-    cdef uint64_t most = DIGEST_WINDOW if digest else <uint64_t>1 << 30
+    cdef uint64_t most = <uint64_t>1 << 30
     cdef int n, status
+    if digest:
+        most = DIGEST_SEND_WINDOW if sending else DIGEST_WINDOW
     while cursor.next < stop or n_lead:
         before = cursor
         n = fill_window(run, &cursor, lane.pieces + n_lead, most)
