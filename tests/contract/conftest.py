@@ -205,7 +205,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(_FAILED, False):
         return  # its traceback keeps its regions alive
-    # So does, in a cycle of references, each error that the test has caught.
-    gc.collect()
     wait_until(lambda: not native_threads(), f"threads end: {native_threads()}")
+    if fd_count() > before:
+        # Each error that the test has caught keeps its regions too, in a cycle of references.
+        gc.collect()
     wait_until(lambda: fd_count() <= before, f"{before} descriptors were open before, {fd_count()} after")
