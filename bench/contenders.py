@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -133,6 +133,20 @@ CONTENDERS: Final = (
     Contender(name="copy-avx512-nt", title="C AVX-512 NT", group="shm", recipe=COPY, variant="avx512-nt"),
 )
 COPY_LOOPS: Final = tuple(contender.name for contender in CONTENDERS if contender.recipe == COPY)
+
+
+def with_small_pages(contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
+    """The same contenders; peers take their buffers as mmap gives them, without asking for huge pages.
+
+    What a program does that calls mmap or malloc and hands the memory over. Without it peers get the best memory there is.
+    """
+    small = ("pages", "4k")
+    return tuple(
+        replace(one, recipe=replace(one.recipe, options=(*one.recipe.options, small)))
+        if one.recipe.peer
+        else one
+        for one in contenders
+    )
 
 
 def select(names: tuple[str, ...]) -> tuple[Contender, ...]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from moonpool.bench import history
-from moonpool.bench.contenders import CONTENDERS, Contender, select
+from moonpool.bench.contenders import CONTENDERS, Contender, select, with_small_pages
 from moonpool.bench.floors import Line, judge
 from moonpool.bench.locations import project_directory, results_directory
 from moonpool.bench.paired import GROUPS, Measurements, PairedRun
@@ -102,6 +102,7 @@ def readme_text(plan: Plan, measurements: Measurements, run: dict[str, Any]) -> 
     "--results", type=click.Path(path_type=Path), help="Folder of the history; default bench-results."
 )
 @click.option("--update-readme", is_flag=True, help="Write the ratio tables into README.md.")
+@click.option("--small-pages", is_flag=True, help="Peers' buffers as mmap gives them, of 4 KiB pages.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a measured floor is not met.")
 def main(**given: Any) -> None:
     """The command; its help is this module's own docstring."""
@@ -121,6 +122,8 @@ def run(**given: Any) -> tuple[list[Line], bool]:
     results = given["results"] or results_directory()
     plan = make_plan(given)
     chosen = select(tuple(name for name in given["contenders"].split(",") if name))
+    if given["small_pages"]:
+        chosen = with_small_pages(chosen)
     measurements = measure(plan, chosen, results, console)
     lines = judge(measurements)
     record = history.record(plan, measurements, lines)

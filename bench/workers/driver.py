@@ -45,10 +45,19 @@ class Initiator(Protocol):
         """Does the job's operations, position 0 first; raises when one fails."""
 
 
+_pages_as_they_come = False
+
+
+def take_pages_as_they_come() -> None:
+    """From now on `anonymous_memory` is what mmap gives without advice: pages of 4 KiB."""
+    global _pages_as_they_come
+    _pages_as_they_come = True
+
+
 def anonymous_memory(size_bytes: int) -> Bytes:
     """Page-aligned private memory, huge pages advised, every page present (first touch outweighs a copy)."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.madvise(mmap.MADV_NOHUGEPAGE if _pages_as_they_come else mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, dtype=np.uint8)
     array[:] = 0
     return array

@@ -21,7 +21,14 @@ from typing import Any, Final, TextIO
 
 import numpy as np
 
-from moonpool.bench.workers.driver import Bytes, Initiator, Target, Timing, pattern
+from moonpool.bench.workers.driver import (
+    Bytes,
+    Initiator,
+    Target,
+    Timing,
+    pattern,
+    take_pages_as_they_come,
+)
 from moonpool.bench.workers.protocol import Job, JobReport, Operation, Ready, decode, encode
 
 DRIVERS: Final = {
@@ -189,6 +196,8 @@ def main() -> None:
         enter_cubic_namespace()  # the target is a child and inherits it
     driver = importlib.import_module(DRIVERS[chosen.driver])
     options = dict(item.split("=", 1) for item in chosen.option)
+    if options.pop("pages", "") == "4k":
+        take_pages_as_they_come()
     if chosen.role == "target":
         serve_target(driver.make_target(options), chosen.size_bytes, stream)
     else:
