@@ -138,7 +138,7 @@ COPY_LOOPS: Final = tuple(contender.name for contender in CONTENDERS if contende
 def with_small_pages(contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
     """The same contenders; peers take their buffers as mmap gives them, without asking for huge pages.
 
-    What a program does that calls mmap or malloc and hands the memory over. Without it peers get the best memory there is.
+    What a program does that calls mmap and hands the memory over. Without it they get the best there is.
     """
     small = ("pages", "4k")
     return tuple(
