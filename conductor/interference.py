@@ -33,6 +33,18 @@ def slow_steps(view: View, cached: F64) -> F64:
     return steps * (beliefs.shared_chunk > 0)
 
 
+def slow_steps_at(view: View, at: int, cached: float) -> float:
+    """As `slow_steps`, for the candidate at position `at` alone."""
+    beliefs = view.beliefs
+    chunk = min(float(beliefs.shared_chunk[at]), float(view.tokens))
+    if not chunk:
+        return 0.0
+    linear, quadratic = beliefs.predictor.slope(int(beliefs.load.prefills[at]))
+    room = beliefs.config.tbt_limit_s - float(view.step_s[at]) - linear * chunk
+    first = max(room / max(2.0 * quadratic * chunk, 1e-300), cached)
+    return max(view.tokens - first, 0.0) / chunk
+
+
 def spoiled(view: View, steps: F64) -> F64:
     """float64[p]: the share of a mean answer's judged intervals that so many slow steps fill, at most 1."""
     return np.minimum(steps / (_TAIL * view.beliefs.config.expected_output_tokens), 1.0)

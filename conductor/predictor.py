@@ -65,6 +65,10 @@ class PrefillPredictor:
         """float64[k] twice: seconds a token, and seconds a squared token, on the instances `at`."""
         return self._linear[at], self._quadratic[at]
 
+    def slope(self, at: int) -> tuple[float, float]:
+        """As `slopes`, for one instance."""
+        return float(self._linear[at]), float(self._quadratic[at])
+
     def observe(self, at: int, tokens: int, cached: int, seconds: float) -> None:
         """Learns from a finished prefill; `seconds` is its service time alone.
 

@@ -66,13 +66,15 @@ class HotPrefixes:
         holders = int((view.local >= depth).sum())
         # Demand spreads over all holders, so the copy's share of future requests is one in (holders + 1).
         served = count / (holders + 1)
-        saved_each = view.prefill_seconds(int(view.local[at]))[at] - view.prefill_seconds(depth)[at]
-        blocks = depth - int(view.local[at])
-        copy_s = float(view.fetch_seconds(view.best, np.full(len(view.local), blocks, np.int32))[at])
+        saved_each = view.prefill_at(at, int(view.local[at])) - view.prefill_at(at, depth)
+        config = view.beliefs.config
+        size = (depth - int(view.local[at])) * config.block_tokens * config.token_bytes
+        target = int(load.prefills[at])
+        copy_s = view.beliefs.links.arrival_at(view.best, target, size, view.now)
         # A block of unknown future is worth what it would save if one in ten were asked for again.
-        room_s = 0.1 * float(saved_each)
-        saving = served * float(saved_each)
+        room_s = 0.1 * saved_each
+        saving = served * saved_each
         if saving < _GAIN_MIN * (copy_s + room_s):
             return None
         hashes = tuple(int(block) for block in view.prompt.hashes[:depth])
-        return CopyRequest(view.best, int(load.prefills[at]), hashes, saving)
+        return CopyRequest(view.best, target, hashes, saving)

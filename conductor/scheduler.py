@@ -23,7 +23,7 @@ from moonpool.conductor.decode_choice import choose_decode
 from moonpool.conductor.explanation import Terms
 from moonpool.conductor.forecast import Booking, DecodeForecast, DurationSurvival
 from moonpool.conductor.instance import InstanceSpec, LoadTable
-from moonpool.conductor.interference import slow_steps
+from moonpool.conductor.interference import slow_steps_at
 from moonpool.conductor.overlap import OverlapIndex
 from moonpool.conductor.pending import PendingBlocks
 from moonpool.conductor.policy import Placement, Policy, make_policy
@@ -262,7 +262,7 @@ class Scheduler:
         self._pending.add(prompt.id, decision.prefill, prompt.hashes)
         slow = 0.0
         if self._beliefs.mixed:
-            slow = float(slow_steps(view, view.cached_tokens(blocks))[at])
+            slow = slow_steps_at(view, at, prompt.tokens - uncached)
             load.slow_steps[decision.prefill] += slow
         self._booked[prompt.id] = _Booked(prompt, decision, reserved, context, booking, slow)
         self.policy.booked(prompt, decision)

@@ -39,6 +39,12 @@ class LinkClocks:
         seconds: F64 = begin - now + size_bytes / rate + self._latency_s
         return seconds
 
+    def arrival_at(self, source: int, target: int, size_bytes: float, now: float) -> float:
+        """As `arrival_seconds`, for one target."""
+        begin = max(now, float(self.sender_free[source]), float(self.receiver_free[target]))
+        rate = min(float(self._rate[target]), float(self._rate[source]))
+        return begin - now + size_bytes / rate + self._latency_s
+
     def latest_arrival(self, source: int, size_bytes: float, now: float) -> float:
         """An upper bound of `arrival_seconds` over all targets; much cheaper."""
         begin = max(now, float(self.sender_free[source]), float(self.receiver_free.max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Final, final
 
@@ -119,10 +120,13 @@ class View:
     def prefill_at(self, at: int, blocks: int) -> float:
         """Prefill time on the candidate at position `at` with that many blocks cached."""
         beliefs = self.beliefs
-        if beliefs.mixed:
-            return float(self.prefill_seconds(blocks)[at])
+        position = int(beliefs.load.prefills[at])
         cached = min(blocks * beliefs.config.block_tokens, self.tokens - 1)
-        return beliefs.predictor.one(int(beliefs.load.prefills[at]), self.tokens, cached)
+        seconds = beliefs.predictor.one(position, self.tokens, cached)
+        shared = float(beliefs.shared_chunk[at])
+        if shared and beliefs.load.batch[position] > 0:
+            seconds += math.ceil((self.tokens - cached) / shared) * float(self.step_s[at])
+        return seconds
 
     def fetch_seconds(self, source: int, blocks: I32) -> F64:
         """float64[p]: until the blocks that each candidate lacks of the first `blocks` came from `source`."""

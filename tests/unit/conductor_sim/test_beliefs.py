@@ -11,10 +11,15 @@ import pytest
 from moonpool.conductor.cost import DecodeCost, ModelShape, PrefillCost
 from moonpool.conductor.forecast import DecodeForecast, DurationSurvival
 from moonpool.conductor.instance import FadingWork, InstanceSpec, LoadTable, Role
+from moonpool.conductor.interference import slow_steps, slow_steps_at
 from moonpool.conductor.overlap import ResidencyTable
 from moonpool.conductor.pending import PendingBlocks
 from moonpool.conductor.predictor import PrefillPredictor
+from moonpool.conductor.request import Prompt
+from moonpool.conductor.scheduler import Scheduler
+from moonpool.conductor.scheduler_config import SchedulerConfig
 from moonpool.conductor.transfer_model import LinkClocks
+from moonpool.conductor.view import View
 from moonpool.errors import UsageError
 
 PREFILL = PrefillCost(quadratic_s=1e-9, linear_s=1e-4)
@@ -235,3 +240,34 @@ def test_the_residency_table_answers_tier_by_tier() -> None:
     assert table.overlap([1, 2]).tolist() == [[0, 0, 0], [0, 1, 0]]
     with pytest.raises(UsageError, match="no instance 3"):
         table.store(3, [1])
+
+
+@pytest.mark.parametrize("chunk", [0, 700])
+def test_what_is_computed_for_one_candidate_equals_the_array(chunk: int) -> None:
+    fleet = [
+        InstanceSpec(
+            name=f"i{at}",
+            role=Role.BOTH,
+            prefill=PrefillCost(quadratic_s=2e-8, linear_s=1e-5 * (at + 1)),
+            decode=DECODE,
+            kv_tokens_max=10**6,
+            chunk_tokens=chunk,
+        )
+        for at in range(3)
+    ]
+    scheduler = Scheduler(fleet, ResidencyTable(3), config=SchedulerConfig(block_tokens=100))
+    scheduler.load.batch[1] = 5
+    scheduler.links.book(0, 2, 1e10, 0.0)
+    held = np.array([[0, 3, 40]], np.int32)
+    view = View(scheduler._beliefs, Prompt("a", 9_050, range(90)), held, now=1.0)
+    local = view.prefill_seconds(view.local)
+    steps = slow_steps(view, view.cached_tokens(view.local))
+    arrivals = view.fetch_seconds(0, np.full(3, 50, np.int32))
+    for at in range(3):
+        blocks = int(view.local[at])
+        assert view.prefill_at(at, blocks) == pytest.approx(float(local[at]))
+        assert slow_steps_at(view, at, blocks * 100.0) == pytest.approx(float(steps[at]))
+        size = 50 * 100 * scheduler.config.token_bytes
+        assert scheduler.links.arrival_at(0, at, size, 1.0) == pytest.approx(float(arrivals[at]))
+        assert arrivals[at] <= scheduler.links.latest_arrival(0, size, 1.0) + 1e-9
+    assert (steps > 0).any()
