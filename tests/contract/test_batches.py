@@ -291,6 +291,7 @@ def test_cancelling_the_task_cancels_the_batch(pair: Any) -> None:
             return await batch
 
         task = asyncio.create_task(wait())
+        await asyncio.sleep(0)  # a task that is cancelled before its first step awaits nothing
         while Status.COMPLETE not in bytes(batch.status):
             await asyncio.sleep(0.001)
         task.cancel()
