@@ -114,18 +114,15 @@ class PairedRun:
                     begun = round_number // self._plan.rounds_per_start
                     running.close()
                     self._pairs.clear()
-                    self._start_all(progress, (number, len(jobs)), running)
+                    self._start_all(running)
                 progress(f"round {round_number + 1}, {cell}: {contender.title}", number, len(jobs))
                 self._measure(round_number, cell, contender)
         self._measurements.elapsed_s = time.monotonic() - started
         return self._measurements
 
-    def _start_all(
-        self, progress: Callable[[str, int, int], None], position: tuple[int, int], running: ExitStack
-    ) -> None:
+    def _start_all(self, running: ExitStack) -> None:
         for contender in self._contenders:
             if contender.name not in self._measurements.failures:
-                progress(f"starting {contender.title}", *position)
                 self._start(contender, running)
 
     def pair_of(self, recipe: ProcessRecipe) -> ProcessPair:

@@ -75,7 +75,7 @@ def test_a_peer_that_closes_is_gone(pair: Any, way: Any, eventually: Any) -> Non
     region, _ = pair.offer(4096)
     pair.initiator.read(pair.segment, region.handle, 0, bytearray(16))
     pair.target.close()
-    eventually(lambda: not pair.segment.peer.alive, "the initiator hears of it")
+    eventually(lambda: pair.segment.native.dead, "the initiator hears of it")
     for _ in range(2):
         with pytest.raises(PeerGone):
             pair.initiator.read(pair.segment, region.handle, 0, bytearray(16))
@@ -112,8 +112,10 @@ def test_closing_ends_what_other_threads_do(pair: Any, eventually: Any) -> None:
     (batch,) = ended
     for one in (batch, submitted):
         assert one.wait(WAIT_S)
-        assert set(bytes(one.status)) <= {Status.COMPLETE, Status.CANCELLED}
-        assert Status.CANCELLED in bytes(one.status)
+        # A lane may be shut before the batch on it hears of the cancel.
+        ended_early = {Status.CANCELLED, Status.PEER_GONE}
+        assert set(bytes(one.status)) <= {Status.COMPLETE, *ended_early}
+        assert ended_early & set(bytes(one.status))
     mine.array[:] = 0xEE
     mine.check_guards()
     assert (mine.array == 0xEE).all()

@@ -200,8 +200,9 @@ def test_a_contender_that_dies_is_left_out_and_the_others_go_on(ceilings: Path) 
     run = PairedRun(plan, select(("c-blocking", "copy-memcpy")), ceilings)
 
     def kill_in_the_second_round(what: str, number: int, total: int) -> None:
-        ready = run.pair_of(SOCKET).ready
-        if what.startswith("round 2") and ready is not None:
+        if what.startswith("round 2"):
+            ready = run.pair_of(SOCKET).ready
+            assert ready is not None
             os.kill(ready.initiator_pid, signal.SIGKILL)
 
     measurements = run.run(kill_in_the_second_round)

@@ -196,7 +196,7 @@ class Offering:
                 "the region is not engine memory and cannot be mapped", region=region.handle
             )
         writable = bool(access & Access.WRITE)
-        self.grants.note(region.handle, session, process_vm=False)
+        self._note_grant(region, session, process_vm=False)
         fd = region.memory.fd if writable else self._read_only_fd(region, region.memory)
         return Reply({"offset": 0, "size": region.memory.size_bytes, "writable": writable}, [fd])
 
@@ -214,5 +214,12 @@ class Offering:
         region, _access = self._asked_region(session, params)
         if session.peer_pid is None:
             raise UnsupportedOperation("process_vm is granted only to a process that the kernel names")
-        self.grants.note(region.handle, session, process_vm=True)
+        self._note_grant(region, session, process_vm=True)
         return {}
+
+    def _note_grant(self, region: Region, session: SessionInfo, *, process_vm: bool) -> None:
+        """Put it into the book while the region is live: a revoke that comes later then sees the grant."""
+        with self._lock:
+            if region.handle not in self._regions:
+                raise StaleHandle(region=region.handle)
+            self.grants.note(region.handle, session, process_vm=process_vm)

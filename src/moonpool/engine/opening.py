@@ -212,14 +212,17 @@ class Openings:
                 peer=peer.endpoint,
                 segment=name,
             )
-        self._take_regions(peer, segment)
-        with self._lock:
-            segment.handle = self._segments.insert(segment)
         try:
+            # Known to the peer before anything is mapped or granted: else a revoke that comes between
+            # would be confirmed without a look at this segment.
             peer.add(segment)
-        except MoonpoolError:
+            self._take_regions(peer, segment)
             with self._lock:
-                self._segments.remove(segment.handle)
+                segment.handle = self._segments.insert(segment)
+        except BaseException:
+            segment.native.mark_dead(int(Status.CANCELLED))
+            segment.release(self._config.close_timeout_ms / MS_PER_S)
+            peer.remove(segment)
             raise
         return segment
 
@@ -229,8 +232,16 @@ class Openings:
         else:
             _name, regions = peer.describe()
         for region in segment.adopt(regions):
-            reached = [
-                transport.name for transport in self._transports if transport.reach(peer, segment, region)
-            ]
-            if not reached and not peer.is_self:
-                segment.note_unreachable(region.handle, "all", AccessDenied("no transport reaches it"))
+            # One at a time with whoever makes regions stale, who waits for it and then takes it back.
+            with segment.changing:
+                if segment.knows(region.handle):
+                    self._reach(peer, segment, region)
+
+    def _reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> None:
+        reached = [transport.name for transport in self._transports if transport.reach(peer, segment, region)]
+        if reached or peer.is_self:
+            return
+        if segment.was_stale(region.handle):
+            segment.forget(region.handle, 1.0)  # revoked between its description and our asking for it
+        else:
+            segment.note_unreachable(region.handle, "all", AccessDenied("no transport reaches it"))

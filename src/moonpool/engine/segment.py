@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn, final
 
@@ -30,6 +31,8 @@ class Segment:
         self.paths: list[PathInfo] = []
         self.mappings: dict[int, SharedMemory] = {}
         self.unreachable: dict[tuple[int, str], str] = {}
+        #: Held while regions are taken in, made reachable, or made stale: never two of these at once.
+        self.changing = threading.RLock()
         self._regions: dict[int, RemoteRegion] = {}
 
     @property
@@ -57,31 +60,43 @@ class Segment:
     def adopt(self, regions: Iterable[RemoteRegion]) -> Sequence[RemoteRegion]:
         """Take a fresh description: returns the regions that are new. Those that went are made stale."""
         fresh = {region.handle: region for region in regions}
-        for gone in [handle for handle in self._regions if handle not in fresh]:
-            self.forget(gone, 1.0)
-        added = [region for handle, region in fresh.items() if handle not in self._regions]
-        for region in added:
-            self.native.put_region(
-                region.handle,
-                region.address,
-                region.size_bytes,
-                int(region.access),
-                region.read_key,
-                region.write_key,
-            )
-            self._regions[region.handle] = region
+        with self.changing:
+            for gone in [handle for handle in self._regions if handle not in fresh]:
+                self.forget(gone, 1.0)
+            added = [region for handle, region in fresh.items() if handle not in self._regions]
+            for region in added:
+                self.native.put_region(
+                    region.handle,
+                    region.address,
+                    region.size_bytes,
+                    int(region.access),
+                    region.read_key,
+                    region.write_key,
+                )
+                self._regions[region.handle] = region
         return added
 
     def forget(self, handle: int, timeout_s: float) -> bool:
         """Make a region stale and unmap it; False when a running batch may still touch it after the wait."""
-        if self._regions.pop(handle, None) is None or not self.native.has_region(handle):
-            return True
-        ended = self.native.drop_region(handle, timeout_s)
-        mapping = self.mappings.pop(handle, None)
-        if mapping is not None and ended:
-            self.native.release_mapping(mapping)
-            mapping.close()
-        return ended
+        with self.changing:
+            if self._regions.pop(handle, None) is None or not self.native.has_region(handle):
+                return True
+            ended = self.native.drop_region(handle, timeout_s)
+            mapping = self.mappings.pop(handle, None)
+            if mapping is not None and ended:
+                self.native.release_mapping(mapping)
+                mapping.close()
+            return ended
+
+    def knows(self, handle: int) -> bool:
+        """True while the region is one of the segment's."""
+        return handle in self._regions
+
+    def was_stale(self, handle: int) -> bool:
+        """True when a transport could not reach the region because its owner had taken it back."""
+        return any(
+            reason.startswith("StaleHandle") for (of, _), reason in self.unreachable.items() if of == handle
+        )
 
     def note_unreachable(self, handle: int, transport: str, problem: Exception) -> None:
         """Remember why a transport cannot reach a region (`moonpool doctor` and tests read it)."""
