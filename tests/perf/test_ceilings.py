@@ -202,8 +202,8 @@ def test_a_contender_that_dies_is_left_out_and_the_others_go_on(ceilings: Path) 
     def kill_in_the_second_round(what: str, number: int, total: int) -> None:
         if what.startswith("round 2"):
             ready = run.pair_of(SOCKET).ready
-            assert ready is not None
-            os.kill(ready.initiator_pid, signal.SIGKILL)
+            if ready is not None:  # None once its end has been noticed
+                os.kill(ready.initiator_pid, signal.SIGKILL)
 
     measurements = run.run(kill_in_the_second_round)
     assert set(measurements.failures) == {"c-blocking"}
