@@ -43,6 +43,11 @@ class ChildFailed(Exception):
     """A child did not answer in time, ended, or says what went wrong."""
 
 
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def load_early() -> None:
     """Import in the parent what its children will need. No thread comes of it, so that forks are safe."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -138,7 +143,7 @@ def _run_child(sock: socket.socket, make: Callable[[], Answers], nice: int) -> N
     """The whole life of a child; never returns."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.nice(nice)
         for fd in [int(entry.name) for entry in _FDS.iterdir()]:

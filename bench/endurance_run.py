@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from moonpool.bench.endurance_children import Child, load_early
+from moonpool.bench.endurance_children import Child, die_with_parent, load_early
 from moonpool.bench.endurance_plan import BOUNDS_MS, WARMUP_CYCLES, WAYS, Cycle, Slack, draw_cycle
 from moonpool.bench.endurance_roles import (
     Names,
@@ -112,7 +112,9 @@ def names_service() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="moonpool-endurance-") as folder:
         path = f"{folder}/redis.sock"
         command = [server, "--port", "0", "--unixsocket", path, "--dir", folder, "--save", ""]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+        )
         try:
             _wait_for_socket(path, time.monotonic() + REDIS_START_S)
             yield f"redis+unix://{path}"
