@@ -16,6 +16,9 @@ from typing import final
 from moonpool.engine.control import SessionInfo
 from moonpool.engine.region import Region
 
+#: How long a process may take from closing its sockets to its end; a session that ends alone costs this once.
+PROCESS_END_MS = 50
+
 
 @final
 class GrantBook:
@@ -86,6 +89,7 @@ class GrantBook:
         with self._lock:
             for holders in self._sessions.values():
                 holders.discard(session_id)
+            self._await_end(session_id)
             self._sweep()
             waited_for = any(session_id in sessions for _, sessions in self._kept)
             holds_vm = any(session == session_id for _, session in self._vm)
@@ -93,6 +97,14 @@ class GrantBook:
                 self._close_pidfd(session_id)
             elif session_id in self._pids:
                 self._inherit(session_id)
+
+    def _await_end(self, session_id: int) -> None:
+        """A killed process closes its sockets a moment before its pidfd tells of its end: wait for it."""
+        fd = self._pidfds.get(session_id)
+        if fd is not None:
+            watch = select.poll()
+            watch.register(fd, select.POLLIN)
+            watch.poll(PROCESS_END_MS)
 
     def _inherit(self, session_id: int) -> None:
         """Hands what an ended session holds to the one that ended first of the same, living process."""
