@@ -346,6 +346,10 @@ def test_segments_are_reached_by_handle_until_closed(pair: Any) -> None:
             pair.initiator.transfer(Op.READ, gone, bytearray(16), region.handle, 0)
         with pytest.raises(StaleHandle):
             pair.initiator.close_segment(gone)
+    for wrong in ("a name", None, 1.5, [handle], pair.initiator):
+        with pytest.raises(UsageError, match="segment"):
+            pair.initiator.read(wrong, region.handle, 0, bytearray(16))
+    pair.initiator.read(np.uint64(again.handle), region.handle, 0, target)
     # The other opening of the same peer is as good as before.
     pair.initiator.read(again, region.handle, 0, target)
 

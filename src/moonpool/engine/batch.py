@@ -30,13 +30,11 @@ class Batch:
     Keep it or drop it: the engine holds the batch, and the buffers given to it, until it has ended.
     """
 
-    __slots__ = ("__weakref__", "_native", "_segment", "handle")
+    __slots__ = ("__weakref__", "_native", "_segment")
 
     def __init__(self, native: NativeBatch, segment: Segment) -> None:
         self._native = native
         self._segment = segment
-        #: Integer handle for `Engine.batch`; 0 for a batch that had ended when it was made.
-        self.handle = 0
 
     @property
     def native(self) -> NativeBatch:

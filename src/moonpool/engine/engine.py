@@ -18,7 +18,7 @@ from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
 from moonpool.engine.opening import Openings, holder_alive
 from moonpool.engine.peers import io_way
-from moonpool.engine.plan import timeout_ns
+from moonpool.engine.plan import as_number, timeout_ns
 from moonpool.engine.region import Region
 from moonpool.engine.segment import Segment
 from moonpool.engine.transfers import Transfers
@@ -191,7 +191,10 @@ class Engine:
             self._check()
         if type(segment) is Segment and segment.handle:
             return segment
-        return self._openings.get(segment if isinstance(segment, int) else segment.handle)
+        handle = as_number(segment.handle if type(segment) is Segment else segment)
+        if type(handle) is not int:
+            raise UsageError(f"a segment or its handle is needed, not {type(segment).__name__}")
+        return self._openings.get(handle)
 
     # ---- transfers -----------------------------------------------------------------------------------------
 
