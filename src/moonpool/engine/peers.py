@@ -105,8 +105,12 @@ class Peer:
 
     @property
     def alive(self) -> bool:
-        """False once the peer is known to be gone."""
-        return self._session is None or self._session.alive
+        """False once the peer is known to be gone; from then on its segments fail every transfer."""
+        if self._session is None or self._session.alive:
+            return True
+        # The session tells of its end before the callback has run: whoever hears of it here must find the same.
+        self._mark_segments()
+        return False
 
     @property
     def stays_on_host(self) -> bool:
@@ -126,13 +130,16 @@ class Peer:
             self._session.on_closed(self._gone)
 
     def _gone(self, _reason: MoonpoolError) -> None:
+        self._mark_segments()
+        self.lanes.shut()
+        if self._on_gone is not None:
+            self._on_gone(self)
+
+    def _mark_segments(self) -> None:
         with self._lock:
             segments = list(self.segments)
         for segment in segments:
             segment.native.mark_dead(int(Status.PEER_GONE))
-        self.lanes.shut()
-        if self._on_gone is not None:
-            self._on_gone(self)
 
     def add(self, segment: Segment) -> None:
         """Count a segment as open on this peer; PeerGone when the peer went meanwhile."""
