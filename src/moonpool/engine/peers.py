@@ -108,7 +108,7 @@ class Peer:
         """False once the peer is known to be gone; from then on its segments fail every transfer."""
         if self._session is None or self._session.alive:
             return True
-        # The session tells of its end before the callback has run: whoever hears of it here must find the same.
+        # The session tells of its end before the callback has run: who hears of it here must find the same.
         self._mark_segments()
         return False
 
