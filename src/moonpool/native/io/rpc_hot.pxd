@@ -1,0 +1,33 @@
+# The seam between the rpc loop and a core that answers its hot methods without the GIL.
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+cdef enum:
+    HOT_EXISTS = 0
+    HOT_LOOKUP = 1
+    HOT_PUT_START = 2
+    HOT_PUT_END = 3
+    HOT_METHODS = 4
+
+cdef enum:
+    HOT_ANSWERED = 0       # the result (one MessagePack value) was appended to out
+    HOT_COLD = 1           # nothing was changed or appended: the request goes to Python
+    HOT_BAD_PARAMS = 2     # nothing was changed: reply BAD_PARAMS
+    HOT_NO_MEMORY = 3      # nothing was changed
+
+# Bytes that grow; owned by the loop. A core appends with hot_reserve and moves `length`.
+ctypedef struct HotOut:
+    uint8_t *data
+    size_t length
+    size_t capacity
+    size_t limit           # never grow beyond; a core that would answers HOT_COLD
+
+ctypedef struct HotCall:
+    uint64_t connection
+    uint32_t client        # 0: not bound
+    uint32_t tenant
+    uint64_t now_ms        # cluster time
+    const uint8_t *params  # one MessagePack array, whole and well-formed in its frame
+    size_t params_bytes
+
+# Runs on the loop thread without the GIL, for at most some hundred microseconds.
+ctypedef int (*hot_function)(void *core, int method, const HotCall *call, HotOut *out) noexcept nogil

@@ -1,0 +1,175 @@
+"""What the master's core asks of its tables: plain values in, plain values out, no clock and no I/O.
+
+The native tables (`moonpool.native.table`) and their Python twins both satisfy these protocols, so the core, its
+tests and the simulator run on either. An *index* names a live object inside one table and is reused after `drop`.
+Segments are named by their segment id. All sizes and offsets are bytes, all times cluster milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Place(NamedTuple):
+    """One complete copy: where its extent starts in a segment, and its slot in that segment's directory."""
+
+    segment: int
+    offset: int
+    slot: int
+
+
+class StoredObject(NamedTuple):
+    """A complete object. `size` is of the payload; `digest` is the root (16 bytes)."""
+
+    object_id: int
+    tenant: int
+    key: bytes
+    size: int
+    digest: bytes
+    object_type: int
+    pin: int
+    soft_pin_end_ms: int
+    group: int
+    places: tuple[Place, ...]
+
+
+class ObjectTable(Protocol):
+    """Objects by (tenant, key), with one recency queue for each segment."""
+
+    def __len__(self) -> int: ...
+    def add_segment(self, segment: int, capacity_bytes: int) -> None:
+        """Makes room for a segment's queue; `capacity_bytes` sizes the policy's queues."""
+
+    def drop_segment(self, segment: int) -> None:
+        """Forgets a segment without places; InternalError when it still has some."""
+
+    def find(self, tenant: int, key: bytes) -> int:
+        """The index of the object, or -1."""
+
+    def add(self, stored: StoredObject) -> int:
+        """Adds an object as the most recent of its segments; InternalError when its key is taken."""
+
+    def at(self, index: int) -> StoredObject: ...
+    def object_id(self, index: int) -> int: ...
+    def drop(self, index: int) -> StoredObject:
+        """Takes the object and all of its places out."""
+
+    def add_place(self, index: int, place: Place) -> None: ...
+    def drop_place(self, index: int, segment: int) -> Place:
+        """Takes one place out; the object stays, with no place if that was its last."""
+
+    def set_pin(self, index: int, pin: int, soft_pin_end_ms: int) -> None: ...
+    def lease_until(self, index: int) -> int: ...
+    def extend_lease(self, index: int, until_ms: int) -> None:
+        """Never shortens."""
+
+    def touch(self, index: int) -> None:
+        """A use, as the policy counts it, in every segment that has a place."""
+
+    def victims(
+        self, segment: int, wanted_bytes: int, now_ms: int, *, count_max: int, soft: bool
+    ) -> list[int]:
+        """Objects to evict from a segment, least valuable first, until their extents cover `wanted_bytes`.
+
+        Skips leased and hard-pinned ones, and soft-pinned ones unless `soft`; all members of a group or none.
+        Looks at most at 4 * count_max + 64 entries. They stay in the table: the caller drops what it evicts.
+        """
+
+    def places_on(self, segment: int, after_index: int, count_max: int) -> list[int]:
+        """Indices above `after_index` of objects with a place on the segment, ascending; for drains and losses."""
+
+    def bytes_on(self, segment: int) -> int:
+        """Bytes of all extents of complete places on the segment, rounded as extents are."""
+
+    def scan(self, after_index: int, count_max: int) -> list[int]:
+        """Live indices above `after_index`, ascending. Start with -1."""
+
+    def dump(self) -> bytes:
+        """All objects without leases and recency order lost: queue order is kept. Opaque, versioned, checked."""
+
+    def load(self, data: bytes) -> None:
+        """Into an empty table with its segments added; UsageError for anything but a whole dump."""
+
+    def memory_bytes(self) -> int: ...
+    def check(self) -> None:
+        """Asserts all invariants; InternalError names the first that fails."""
+
+
+class Extents(Protocol):
+    """Free space of one segment, by offset. Extents are rounded: to 4,096 from 4,096 bytes up, to 64 below."""
+
+    capacity_bytes: int
+
+    def add_range(self, offset: int, length: int) -> None:
+        """Space that may be given from now on (an opened window); merges with free neighbours."""
+
+    def allocate(self, size: int) -> int:
+        """The offset of a new extent, or -1. O(1)."""
+
+    def free(self, offset: int, size: int) -> None:
+        """Gives back an extent as allocated; InternalError when it is not one."""
+
+    def take(self, offset: int, size: int) -> None:
+        """Carves a given extent out of free space (rebuilding); InternalError when it is not all free."""
+
+    def free_bytes(self) -> int: ...
+    def largest_free(self) -> int: ...
+    def extents(self) -> int:
+        """How many extents are given."""
+
+    def check(self) -> None: ...
+
+
+class Slots(Protocol):
+    """Free directory slots of one segment: lowest first is not promised."""
+
+    def allocate(self) -> int:
+        """A slot, or -1 when all are taken."""
+
+    def free(self, slot: int) -> None: ...
+    def take(self, slot: int) -> None: ...
+    def used(self) -> int: ...
+
+
+class PutEntry(NamedTuple):
+    """One key of an open put. `state`: 0 open, 1 ended, 2 aborted or expired."""
+
+    key: bytes
+    size: int
+    places: tuple[Place, ...]
+    state: int
+
+
+class OpenPut(NamedTuple):
+    put_id: int
+    client: int
+    tenant: int
+    deadline_ms: int
+    object_type: int
+    pin: int
+    soft_pin_end_ms: int
+    group: int
+    replace: bool
+    entries: tuple[PutEntry, ...]
+
+
+class OpenPuts(Protocol):
+    """Puts that were started and have not ended, by put id, in order of their deadlines; bounded."""
+
+    def __len__(self) -> int: ...
+    def add(self, put: OpenPut) -> None:
+        """LimitExceeded when the table is full; InternalError when the id is taken."""
+
+    def get(self, put_id: int) -> OpenPut | None: ...
+    def end_entry(self, put_id: int, index: int, state: int) -> PutEntry:
+        """Marks one entry; the put goes when none is open. Returns the entry as it was."""
+
+    def expired(self, now_ms: int, count_max: int) -> list[int]:
+        """Put ids whose deadline has passed, earliest first."""
+
+    def of_client(self, client: int) -> Sequence[int]: ...
+    def writing_bytes(self, segment: int) -> int:
+        """Bytes of extents of open entries on a segment."""
+
+    def check(self) -> None: ...
