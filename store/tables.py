@@ -1,8 +1,8 @@
 """What the master's core asks of its tables: plain values in, plain values out, no clock and no I/O.
 
-The native tables (`moonpool.native.table`) and their Python twins both satisfy these protocols, so the core, its
-tests and the simulator run on either. An *index* names a live object inside one table and is reused after `drop`.
-Segments are named by their segment id. All sizes and offsets are bytes, all times cluster milliseconds.
+The native tables (`moonpool.native.table`) and their Python twins both satisfy these protocols, so the core,
+its tests and the simulator run on either. An *index* names a live object inside one table and is reused after
+`drop`. Segments are named by their segment id. All sizes and offsets are bytes, all times cluster ms.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ObjectTable(Protocol):
         """
 
     def places_on(self, segment: int, after_index: int, count_max: int) -> list[int]:
-        """Indices above `after_index` of objects with a place on the segment, ascending; for drains and losses."""
+        """Indices above `after_index` of objects with a place on the segment, ascending."""
 
     def bytes_on(self, segment: int) -> int:
         """Bytes of all extents of complete places on the segment, rounded as extents are."""
@@ -86,7 +86,7 @@ class ObjectTable(Protocol):
         """Live indices above `after_index`, ascending. Start with -1."""
 
     def dump(self) -> bytes:
-        """All objects without leases and recency order lost: queue order is kept. Opaque, versioned, checked."""
+        """All objects in queue order, without leases. Opaque, versioned, checked."""
 
     def load(self, data: bytes) -> None:
         """Into an empty table with its segments added; UsageError for anything but a whole dump."""
@@ -97,7 +97,7 @@ class ObjectTable(Protocol):
 
 
 class Extents(Protocol):
-    """Free space of one segment, by offset. Extents are rounded: to 4,096 from 4,096 bytes up, to 64 below."""
+    """Free space of one segment, by offset. Sizes are rounded: to 4,096 from 4,096 bytes up, else to 64."""
 
     capacity_bytes: int
 
