@@ -1,5 +1,6 @@
 # The seam between the rpc loop and a core that answers its hot methods without the GIL.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
 
 cdef enum:
     HOT_EXISTS = 0
@@ -31,3 +32,35 @@ ctypedef struct HotCall:
 
 # Runs on the loop thread without the GIL, for at most some hundred microseconds.
 ctypedef int (*hot_function)(void *core, int method, const HotCall *call, HotOut *out) noexcept nogil
+
+# What a core hands to the loop: its Python object has a method `hot_binding()` that returns a PyCapsule named
+# HOT_CAPSULE around one of these, which lives as long as the object. The loop keeps the object.
+cdef extern from *:
+    """
+    #define HOT_CAPSULE "moonpool.rpc.hot"
+    """
+    const char *HOT_CAPSULE
+
+ctypedef struct HotBinding:
+    hot_function function
+    void *core
+
+
+cdef inline int hot_reserve(HotOut *out, size_t more) noexcept nogil:
+    """Room for `more` bytes at data + length: 0, or -1 beyond the limit (nothing changed), or -2 without memory."""
+    cdef size_t wanted, capacity
+    cdef uint8_t *grown
+    if more > out.limit or out.length > out.limit - more:
+        return -1
+    wanted = out.length + more
+    if wanted <= out.capacity:
+        return 0
+    capacity = out.capacity * 2 if out.capacity else 4096
+    if capacity < wanted:
+        capacity = wanted
+    grown = <uint8_t *>realloc(out.data, capacity)
+    if grown == NULL:
+        return -2
+    out.data = grown
+    out.capacity = capacity
+    return 0
