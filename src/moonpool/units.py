@@ -12,6 +12,8 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 TIB: Final = 1 << 40
+#: The address space of a process on x86-64.
+MAPPING_BYTES_MAX: Final = 1 << 47
 
 NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000

@@ -95,9 +95,13 @@ class ControlService:
         self._hooks = hooks
         self._counters = ControlCounters()
         doors = Doors(has_room=self._has_room, on_session=self._begin_session, on_lane=hooks.on_lane)
-        self._listener = ControlListener(config, instance, self._counters, doors)
-        self._tcp_address = self._listener.tcp_address
         self._loop_thread = LoopThread("moonpool-control")
+        try:
+            self._listener = ControlListener(config, instance, self._counters, doors)
+        except BaseException:
+            self._loop_thread.discard()
+            raise
+        self._tcp_address = self._listener.tcp_address
         budget = OutboundBudget(OUTBOUND_BYTES_MAX)
         stall_timeout_s = config.stall_timeout_ms / MS_PER_S
         self._serving = ConnectionSettings(

@@ -14,6 +14,7 @@ The server's last bytes are sent in one piece without waiting: the socket is fre
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -349,5 +350,8 @@ def _begin_listening(
 
 
 def _cannot_listen(where: str, exc: OSError) -> ResourceError:
-    message = f"cannot listen on {where}: {exc.strerror}; stop what listens there or choose another port"
+    advice = "stop what listens there or choose another port"
+    if exc.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "close some descriptors or raise `ulimit -n`"
+    message = f"cannot listen on {where}: {exc.strerror}; {advice}"
     return ResourceError(message, errno=exc.errno or 0, value=where)

@@ -14,6 +14,7 @@ from moonpool.engine.batch import Batch
 from moonpool.engine.control import ControlService, LaneInfo, ServiceHooks, SessionInfo
 from moonpool.engine.fork import forget_forks, watch_forks
 from moonpool.engine.measuring import engine_metrics
+from moonpool.engine.memory_room import check_request
 from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
 from moonpool.engine.opening import Openings, holder_alive
@@ -80,12 +81,12 @@ class Engine:
             ),
             lanes_open=lambda: self._server.lanes,
         )
-        self._control = ControlService(config, self.instance, hooks)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._server.close, 0.0)
+            self._control = ControlService(config, self.instance, hooks)
+            undo.callback(self._control.close)
             self._start(transports)
-        except BaseException:
-            self._control.close()
-            raise
+            undo.pop_all()
 
     def _start(self, transports: Sequence[Any]) -> None:
         self._control.start()
@@ -126,8 +127,7 @@ class Engine:
         It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it.
         """
         self._check()
-        if size_bytes < 1:
-            raise UsageError(f"size_bytes={size_bytes}: a region has at least one byte", field="size_bytes")
+        check_request(size_bytes, prefault)
         huge = self.config.huge_pages if huge_pages is None else huge_pages
         memory = create_memory(size_bytes, huge_pages=huge, prefault=prefault)
         region = self._offering.add(memory, Access(access), location)

@@ -11,11 +11,12 @@ import asyncio
 import concurrent.futures
 import os
 import selectors
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, final
 
-from moonpool.errors import EngineClosed, ForkedEngine, InternalError, TransferTimeout
+from moonpool.errors import EngineClosed, ForkedEngine, InternalError, ResourceError, TransferTimeout
 
 #: How much longer than its own deadline a caller waits for a coroutine that a busy loop has not ended yet.
 GRACE_S: Final = 1.0
@@ -23,13 +24,31 @@ GRACE_S: Final = 1.0
 _T = TypeVar("_T")
 
 
+def _new_loop() -> tuple[selectors.BaseSelector, asyncio.AbstractEventLoop]:
+    try:
+        selector = selectors.DefaultSelector()
+        try:
+            # The loop needs two more for its wake-up pair, and half a loop complains when it is collected.
+            for sock in socket.socketpair():
+                sock.close()
+            return selector, asyncio.SelectorEventLoop(selector)
+        except BaseException:
+            selector.close()
+            raise
+    except OSError as exc:
+        raise ResourceError(
+            "no descriptors are left for the control thread; close some or raise `ulimit -n`",
+            errno=exc.errno or 0,
+        ) from exc
+
+
 @final
 class LoopThread:
     """Owns the loop, its selector and the thread: `start` once, `stop`; `abandon_after_fork` in a child."""
 
     def __init__(self, name: str) -> None:
-        self._selector = selectors.DefaultSelector()
-        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
+        """Raises `ResourceError` when the system has no descriptors left for a loop."""
+        self._selector, self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._gate = threading.Lock()
         self._is_open = False
@@ -109,6 +128,10 @@ class LoopThread:
             raise TransferTimeout("the control thread did not answer in time", timeout_ms=timeout_s * 1e3)
         return answer.result()
 
+    def discard(self) -> None:
+        """Lets go of a loop whose thread was never started."""
+        self.loop.close()
+
     def stop(self, last_words: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> bool:
         """Runs a last coroutine, ends every task, closes the loop and joins the thread.
 
@@ -119,7 +142,7 @@ class LoopThread:
             if was_open:
                 self.loop.call_soon_threadsafe(self._begin_stop, last_words)
         if self._thread.ident is None:
-            self.loop.close()
+            self.discard()
             return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
