@@ -18,11 +18,13 @@ ARROWS: dict[str, frozenset[str]] = {
     "wire": frozenset({"vocabulary"}),
     "topology": frozenset({"vocabulary"}),
     "metrics": frozenset({"vocabulary"}),
+    # Pages over HTTP for who watches a process: the store's master and nodes, the conductor's service.
+    "http_status": frozenset({"vocabulary", "metrics"}),
     "metadata": frozenset({"vocabulary", "wire"}),
     "transport": frozenset({"vocabulary", "native", "wire", "kernels", "topology"}),
     "engine": (CORE - {"engine"}) | {"kernels"},
     "cli": CORE | {"kernels", "store", "conductor"},
-    "store": CORE | {"kernels"},
+    "store": CORE | {"http_status", "kernels"},
     "conductor": CORE | {"kernels"},
     "bench": CORE | {"kernels", "store", "conductor", "facade"},
     # The public names of `moonpool` itself, each loaded when first used.
