@@ -8,30 +8,20 @@ its tests and the simulator run on either. An *index* names a live object inside
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from moonpool.native.table.stored import OpenPut, Place, PutEntry, StoredObject
 
-class Place(NamedTuple):
-    """One complete copy: where its extent starts in a segment, and its slot in that segment's directory."""
-
-    segment: int
-    offset: int
-    slot: int
-
-
-class StoredObject(NamedTuple):
-    """A complete object. `size` is of the payload; `digest` is the root (16 bytes)."""
-
-    object_id: int
-    tenant: int
-    key: bytes
-    size: int
-    digest: bytes
-    object_type: int
-    pin: int
-    soft_pin_end_ms: int
-    group: int
-    places: tuple[Place, ...]
+__all__ = [
+    "Extents",
+    "ObjectTable",
+    "OpenPut",
+    "OpenPuts",
+    "Place",
+    "PutEntry",
+    "Slots",
+    "StoredObject",
+]
 
 
 class ObjectTable(Protocol):
@@ -48,7 +38,10 @@ class ObjectTable(Protocol):
         """The index of the object, or -1."""
 
     def add(self, stored: StoredObject) -> int:
-        """Adds an object as the most recent of its segments; InternalError when its key is taken."""
+        """Adds an object as the most recent of its segments; InternalError when its key is taken.
+
+        LimitExceeded when the table is full.
+        """
 
     def at(self, index: int) -> StoredObject: ...
     def object_id(self, index: int) -> int: ...
@@ -72,8 +65,13 @@ class ObjectTable(Protocol):
     ) -> list[int]:
         """Objects to evict from a segment, least valuable first, until their extents cover `wanted_bytes`.
 
-        Skips leased and hard-pinned ones, and soft-pinned ones unless `soft`; all members of a group or none.
-        Looks at most at 4 * count_max + 64 entries. They stay in the table: the caller drops what it evicts.
+        Skips leased and hard-pinned ones, and soft-pinned ones unless `soft` (then these come last). Looks at
+        most at 4 * count_max + 64 entries; what it may not evict goes to the recent end of its queue, so that
+        the next call goes on behind it. They stay in the table: the caller drops what it evicts.
+
+        All members of a group or none: where a member would lose its last place, all members come, also those
+        with no place on this segment, and all of them end; else those with a place here come, and lose it.
+        A group comes whole even where `count_max` is smaller.
         """
 
     def places_on(self, segment: int, after_index: int, count_max: int) -> list[int]:
@@ -82,14 +80,40 @@ class ObjectTable(Protocol):
     def bytes_on(self, segment: int) -> int:
         """Bytes of all extents of complete places on the segment, rounded as extents are."""
 
+    def bytes_of(self, tenant: int) -> int:
+        """Bytes of all extents of complete places of the tenant's objects, rounded; 0 for an unknown tenant."""
+
+    def packed_places(self, segment: int) -> bytes:
+        """Every place on the segment as u64 little-endian triples (offset, extent bytes, slot), by offset.
+
+        What `Extents.take_all` and `Slots.take_all` rebuild free space from, at native speed.
+        """
+
+    def drop_places(self, segment: int) -> int:
+        """Takes out all places on the segment, and the objects that had no other; how many objects ended."""
+
+    def find_prefix(
+        self, tenant: int, prefix: bytes, after_index: int, count_max: int, looks_max: int
+    ) -> tuple[list[int], int]:
+        """Indices above `after_index` of the tenant's objects whose keys start with `prefix`, ascending.
+
+        Stops at `count_max` found or `looks_max` looked at. Second: the index to go on after, -1 at the end.
+        """
+
     def scan(self, after_index: int, count_max: int) -> list[int]:
         """Live indices above `after_index`, ascending. Start with -1."""
 
     def dump(self) -> bytes:
-        """All objects in queue order, without leases. Opaque, versioned, checked."""
+        """All objects and the order of their queues, without leases. Versioned, checked.
+
+        The same bytes from the native table and from its twin.
+        """
 
     def load(self, data: bytes) -> None:
-        """Into an empty table with its segments added; UsageError for anything but a whole dump."""
+        """Into an empty table with its segments added; UsageError, and an empty table, for what is no dump.
+
+        Objects keep their order by index; indices start again at 0 without gaps.
+        """
 
     def memory_bytes(self) -> int: ...
     def check(self) -> None:
@@ -113,6 +137,9 @@ class Extents(Protocol):
     def take(self, offset: int, size: int) -> None:
         """Carves a given extent out of free space (rebuilding); InternalError when it is not all free."""
 
+    def take_all(self, packed: bytes) -> None:
+        """`take` for each triple of `ObjectTable.packed_places`, which are ascending."""
+
     def free_bytes(self) -> int: ...
     def largest_free(self) -> int: ...
     def extents(self) -> int:
@@ -122,36 +149,23 @@ class Extents(Protocol):
 
 
 class Slots(Protocol):
-    """Free directory slots of one segment: lowest first is not promised."""
+    """Free directory slots of one segment: lowest first is not promised. None is free at first."""
+
+    def add_range(self, first: int, count: int) -> None:
+        """Slots that may be given from now on; they open in proportion with the segment's windows."""
 
     def allocate(self) -> int:
-        """A slot, or -1 when all are taken."""
+        """A slot, or -1 when all that were added are taken."""
 
     def free(self, slot: int) -> None: ...
-    def take(self, slot: int) -> None: ...
+    def take(self, slot: int) -> None:
+        """Marks a free slot as given (rebuilding); InternalError when it is not free."""
+
+    def take_all(self, packed: bytes) -> None:
+        """`take` for the slot of each triple of `ObjectTable.packed_places`."""
+
     def used(self) -> int: ...
-
-
-class PutEntry(NamedTuple):
-    """One key of an open put. `state`: 0 open, 1 ended, 2 aborted or expired."""
-
-    key: bytes
-    size: int
-    places: tuple[Place, ...]
-    state: int
-
-
-class OpenPut(NamedTuple):
-    put_id: int
-    client: int
-    tenant: int
-    deadline_ms: int
-    object_type: int
-    pin: int
-    soft_pin_end_ms: int
-    group: int
-    replace: bool
-    entries: tuple[PutEntry, ...]
+    def free_count(self) -> int: ...
 
 
 class OpenPuts(Protocol):
@@ -171,5 +185,8 @@ class OpenPuts(Protocol):
     def of_client(self, client: int) -> Sequence[int]: ...
     def writing_bytes(self, segment: int) -> int:
         """Bytes of extents of open entries on a segment."""
+
+    def writing_bytes_of(self, tenant: int) -> int:
+        """Bytes of extents of the tenant's open entries, on all segments."""
 
     def check(self) -> None: ...
