@@ -53,6 +53,11 @@ cdef void digest_chunks(const void* source, size_t n, uint64_t* digests) noexcep
         done += piece
 
 
+cdef void root_of(const uint64_t* digests, size_t n, uint64_t* root) noexcept nogil:
+    """The root (two words) over n chunk digests, which lie in memory as they are hashed: little endian."""
+    mp_xxh3_128_base(digests, n * 8, root)
+
+
 cdef void store_fence() noexcept nogil:
     mp_fence()
 
