@@ -1,4 +1,4 @@
-"""Grants: what a pool WRITE over tcp or unix lanes shows to be let into an extent (docs/store/architecture.md, "Grants").
+"""Grants: what a pool WRITE over tcp or unix lanes shows to be let into an extent (docs/store/architecture.md).
 
 The master makes a grant for an extent that it gave to an open put; the node that holds the extent checks it. 24 bytes,
 little endian: start and length of the extent in units of 64 bytes (5 bytes each), deadline in ms of the node's clock
@@ -50,7 +50,7 @@ cdef uint64_t mac_of(uint64_t k0, uint64_t k1, uint64_t region, const uint8_t* g
 
 cdef void grant_make(uint64_t k0, uint64_t k1, uint64_t region, uint64_t start, uint64_t length, uint32_t deadline_ms,
                      uint16_t tag, uint8_t* out) noexcept nogil:
-    """Write a grant of [start, start + length) bytes; the length is rounded up to units. The caller knows the limits."""
+    """Write a grant of [start, start + length) bytes; the length is rounded up to units. Limits are the caller's."""
     cdef uint64_t first = start // GRANT_UNIT
     cdef uint64_t count = (length + GRANT_UNIT - 1) // GRANT_UNIT
     cdef uint64_t mac
@@ -136,7 +136,8 @@ def siphash24(bytes key, bytes data) -> int:
     return mp_siphash(k0, k1, message, len(data))
 
 
-def make_grant(bytes key, uint64_t region, uint64_t start, uint64_t length, uint32_t deadline_ms, uint16_t tag) -> bytes:
+def make_grant(bytes key, uint64_t region, uint64_t start, uint64_t length, uint32_t deadline_ms,
+               uint16_t tag) -> bytes:
     """The grant of one extent: `start` and `length` in bytes, `deadline_ms` by the node's clock. 24 bytes."""
     cdef uint8_t out[24]
     cdef uint64_t k0 = 0, k1 = 0
