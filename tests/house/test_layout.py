@@ -15,7 +15,7 @@ import pytest
 
 LINKS = ("kernels", "store", "conductor", "bench")
 #: Imported only where the user has installed an extra of pyproject.toml, or on other interpreters.
-OPTIONAL = frozenset({"cupy"})
+OPTIONAL = frozenset({"cupy", "zmq"})
 
 
 @pytest.mark.parametrize("name", LINKS)

@@ -11,7 +11,8 @@ from typing import final
 @final
 @dataclass(slots=True)
 class Hits:
-    """Blocks asked for and found. `leading` counts only found blocks before the first missing one of a request.
+    """Blocks asked for and found. `leading` counts only found blocks before the first missing one of a
+    request.
 
     Leading blocks are what a serving engine can use: the attention of a block needs all blocks before it.
     """
@@ -61,7 +62,7 @@ class ExactLru:
 
 
 def lru_hits(chains: Iterable[Sequence[int]], capacity: int | None) -> Hits:
-    """Hits of an exact LRU of that many blocks over the requests in order; with None of an unbounded cache."""
+    """Hits of an exact LRU of that many blocks over the requests in order; None: of an unbounded cache."""
     model = ExactLru(capacity)
     for chain in chains:
         model.request(chain)

@@ -30,7 +30,8 @@ CONVERSATION: Final[dict[str, Any]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """Requests in the order of their arrival: chain k holds the block ids of request k, the prompt's start first.
+    """Requests in the order of their arrival: chain k holds the block ids of request k, the prompt's start
+    first.
 
     Equal ids mean equal prefixes, as in the published traces. `distinct` counts the ids that occur.
     """
