@@ -81,7 +81,7 @@ class ObjectTable(Protocol):
         """Bytes of all extents of complete places on the segment, rounded as extents are."""
 
     def bytes_of(self, tenant: int) -> int:
-        """Bytes of all extents of complete places of the tenant's objects, rounded; 0 for an unknown tenant."""
+        """Bytes of all extents of complete places of the tenant's objects, rounded; 0 for a stranger."""
 
     def packed_places(self, segment: int) -> bytes:
         """Every place on the segment as u64 little-endian triples (offset, extent bytes, slot), by offset.

@@ -1,0 +1,70 @@
+"""The tables of a leader, native or plain, from one config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moonpool.errors import UsageError
+from moonpool.native.table.directory_slots_reference import ReferenceSlots
+from moonpool.native.table.extents_reference import ReferenceExtents
+from moonpool.native.table.objects_reference import ReferenceObjectTable
+from moonpool.native.table.open_puts_reference import ReferenceOpenPuts
+from moonpool.native.table.queues_reference import POLICIES
+from moonpool.store.tables import Extents, ObjectTable, OpenPuts, Slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableConfig:
+    """Policy and bounds of a leader's tables; reaching a bound is `LimitExceeded`."""
+
+    #: "lru" or "s3fifo".
+    policy: str = "lru"
+    #: Complete objects. Memory is used as they come.
+    objects_max: int = 1 << 26
+    #: Evicted objects remembered for each segment (s3fifo), about 24 bytes each.
+    ghosts_max: int = 1 << 16
+    open_puts_max: int = 1 << 16
+    #: Keys of all open puts together.
+    open_entries_max: int = 1 << 20
+    #: Keys the hash tables of the native tables: draw it from the system, since keys come from the network.
+    hash_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UsageError(
+                f"policy must be one of {', '.join(POLICIES)}", field="policy", value=self.policy
+            )
+        for name, top in (("objects_max", 1 << 30), ("ghosts_max", 1 << 24)):
+            self._check(name, top)
+        self._check("open_puts_max", 1 << 24)
+        self._check("open_entries_max", 1 << 28)
+        if not 0 <= self.hash_seed < 1 << 64:
+            raise UsageError("hash_seed is 64 bits", field="hash_seed")
+
+    def _check(self, name: str, top: int) -> None:
+        value = getattr(self, name)
+        if not 1 <= value <= top:
+            raise UsageError(f"{name} must be from 1 to {top}", field=name, value=str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a leader is made of: two tables of its own, and makers of each segment's two."""
+
+    objects: ObjectTable
+    open_puts: OpenPuts
+    #: Of a segment's capacity in bytes.
+    extents: Callable[[int], Extents]
+    #: Of the number of slots in a segment's directory.
+    slots: Callable[[int], Slots]
+
+
+def twin_tables(config: TableConfig) -> Tables:
+    """The plain twins: for tests, simulation, and where nothing is compiled."""
+    return Tables(
+        ReferenceObjectTable(config.policy, objects_max=config.objects_max, ghosts_max=config.ghosts_max),
+        ReferenceOpenPuts(puts_max=config.open_puts_max, entries_max=config.open_entries_max),
+        ReferenceExtents,
+        ReferenceSlots,
+    )
