@@ -70,8 +70,9 @@ class Engine:
         # A batch over several lanes has a thread for each but the caller's own.
         threads = max(config.worker_threads, config.bulk_lanes - 1, config.bulk_lanes_remote - 1)
         self._workers = WorkerPool(threads, config.queued_batches_max)
-        self._transfers = Transfers(config, self._workers, self._segment)
-        self._quick = self._transfers.quick
+        #: For those who build their own native batches (the store).
+        self.transfers = Transfers(config, self._workers, self._segment)
+        self._quick = self.transfers.quick
         hooks = ServiceHooks(
             handlers={"describe": self._describe, **self._offering.handlers()},
             on_lane=self._take_lane,
@@ -184,7 +185,7 @@ class Engine:
     def close_segment(self, segment: Segment | int) -> None:
         """Close a segment; its handle is stale from now on."""
         self._openings.close_segment(self._segment(segment))
-        self._transfers.reap()
+        self.transfers.reap()
 
     def _segment(self, segment: Segment | int) -> Segment:
         if not self._usable:
@@ -219,7 +220,7 @@ class Engine:
         if type(into) is type(offset) is type(length) is int and path is None and not digest:
             self._quick(Op.READ, segment, (region, offset, into, length), timeout_s)
             return None
-        return self._transfers.one(
+        return self.transfers.one(
             Op.READ, segment, (into, region, offset, length), (path, digest, timeout_s)
         )
 
@@ -243,7 +244,7 @@ class Engine:
         if type(source) is type(offset) is type(length) is int and path is None and not digest:
             self._quick(Op.WRITE, segment, (region, offset, source, length), timeout_s)
             return None
-        return self._transfers.one(
+        return self.transfers.one(
             Op.WRITE, segment, (source, region, offset, length), (path, digest, timeout_s)
         )
 
@@ -268,7 +269,7 @@ class Engine:
         (`AUTO_PATH`: any). With `check` the first failed transfer's error is raised; without it, look at
         `status`.
         """
-        batch = self._transfers.run(op, segment, (local, region, offset, length), (path, digest, timeout_s))
+        batch = self.transfers.run(op, segment, (local, region, offset, length), (path, digest, timeout_s))
         if check:
             batch.check()
         return batch
@@ -292,7 +293,7 @@ class Engine:
         `timeout_s` is the batch's deadline from now (transfer_timeout_ms by default). With `notify` the owner
         gets that message after every transfer completed. QueueFull when queued_batches_max batches wait.
         """
-        return self._transfers.submit(
+        return self.transfers.submit(
             op, segment, (local, region, offset, length), (path, digest, timeout_s), notify
         )
 
@@ -352,9 +353,9 @@ class Engine:
         with contextlib.suppress(MoonpoolError):  # the lease runs out by itself
             self._metadata.withdraw(self._lease)
         self._metadata.close()
-        self._transfers.cancel_all()
+        self.transfers.cancel_all()
         self._openings.close()
-        self._transfers.close()
+        self.transfers.close()
         self._server.close(timeout_s)
         self._control.close()
         self._offering.close()

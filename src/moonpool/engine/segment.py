@@ -85,7 +85,8 @@ class Segment:
             mapping = self.mappings.pop(handle, None)
             if mapping is not None and ended:
                 self.native.release_mapping(mapping)
-                mapping.close()
+                if not mapping.exported:  # else it goes with the last view of it
+                    mapping.close()
             return ended
 
     def knows(self, handle: int) -> bool:

@@ -114,6 +114,19 @@ class Transfers:
         self._keep(native)
         return Batch(native, found)
 
+    def carry(self, segment: Segment, native: NativeBatch) -> None:
+        """A batch that its caller built, driven here to its end; look at its statuses."""
+        segment.native.bind(native)
+        native.drive_here()
+        native.let_go()
+
+    def launch(self, segment: Segment, native: NativeBatch) -> Batch:
+        """A batch that its caller built, submitted. QueueFull leaves nothing behind."""
+        segment.native.bind(native)
+        self._workers.submit(native)
+        self._keep(native)
+        return Batch(native, segment)
+
     def reap(self) -> None:
         """Let go of submitted batches that have ended, and with them of their buffers and segments."""
         for key, old in list(self._inflight.items()):

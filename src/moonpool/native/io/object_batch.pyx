@@ -4,7 +4,7 @@ An object is one or more pieces of local memory in a row. Its digest is that of 
 of each 64 KiB, and XXH3-128 over those (see copying.pyx).
 """
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -36,7 +36,7 @@ cdef class Kept:
 
 
 def object_batch(int op, things, local, region, offset, length, bint digest, uint64_t timeout_ns) -> Batch:
-    """A batch over memory that `things` own: addresses are taken as they are, so only callers that made them may use it.
+    """A batch over memory that `things` own: addresses are taken as they are, so the caller must have made them.
 
     Arrays of 64-bit integers, or a number for all. Its deadline runs from now. Bind it to a segment, then drive it.
     """
