@@ -175,6 +175,26 @@ class SnapshotDamaged(StoreError, PeerError):
     sentence = "the snapshot is damaged or incomplete; nothing was loaded"
 
 
+class JournalFenced(StoreError, PeerError):
+    """Another master leads: this one's facts are refused, and it discards its state."""
+
+    status = Status.STALE_HANDLE
+    sentence = "another master leads now; this one stands by"
+
+
+class JournalLost(StoreError, PeerError):
+    """Redis was started anew, went back, or holds another journal than this leader's."""
+
+    status = Status.STALE_HANDLE
+    sentence = "the journal is not the one this leader wrote; it loads what is there and leads again"
+
+
+class JournalUnreadable(StoreError, UsageError):
+    """What Redis holds is no journal that this version can load: nothing is served until someone looks."""
+
+    sentence = "the journal cannot be loaded; run the version that wrote it, or choose another prefix"
+
+
 class DataLost(StoreError, PeerError):
     """No replica gave bytes that match the object's digest."""
 
