@@ -1,17 +1,17 @@
 """Facts: all that a journal holds, as values and as bytes.
 
-A fact is a MessagePack array `[type, version, fields...]` in the shortest form of each item, so equal facts are
+A fact is a MessagePack array `[type, version, fields...]` in the shortest form of each item: equal facts are
 equal bytes, here and in the native core. Reading is strict: a type or version that is not in the table, a
 wrong number of fields, a wrong kind of value or bytes left over raise `UnknownFact`, and nothing is applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from moonpool.store.errors import UnknownFact
 from moonpool.store.records import Place
@@ -146,6 +146,15 @@ class Settled(NamedTuple):
     """Every segment has reported to this leader: graves are forgotten."""
 
 
+class Group(NamedTuple):
+    """Facts that went into the journal together; the first has the number `first_sequence`."""
+
+    epoch: int
+    first_sequence: int
+    now_ms: int
+    facts: tuple[Fact, ...]
+
+
 Fact: TypeAlias = (
     Leader
     | Node
@@ -163,6 +172,7 @@ Fact: TypeAlias = (
 )
 
 VERSION: Final = 1
+GROUP_VERSION: Final = 1
 #: Type number of each fact (all at version 1), and what each of its fields is: i a number from 0 to 2^64 - 1,
 #: s text, b bytes, S texts, P a place, Q places, O pairs of object id and key.
 TYPES: Final[Mapping[type[Any], tuple[int, str]]] = MappingProxyType(
@@ -203,6 +213,27 @@ def decode_fact(data: bytes) -> Fact:
     except (ValueError, UnicodeDecodeError, RecursionError) as exc:
         raise UnknownFact(f"these bytes are no fact: {type(exc).__name__}") from exc
     return fact_of(row)
+
+
+def encode_group(epoch: int, first_sequence: int, now_ms: int, facts: Sequence[bytes]) -> bytes:
+    """The bytes of a group of encoded facts."""
+    head = bytearray(b"\x95")
+    for number in (GROUP_VERSION, epoch, first_sequence, now_ms):
+        head += msgpack.packb(number)
+    head += msgpack.Packer().pack_array_header(len(facts))
+    return b"".join((head, *facts))
+
+
+def decode_group(data: bytes) -> Group:
+    """The group in these bytes, and nothing else in them; raises `UnknownFact`."""
+    try:
+        row = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
+    except (ValueError, UnicodeDecodeError, RecursionError) as exc:
+        raise UnknownFact(f"these bytes are no group of facts: {type(exc).__name__}") from exc
+    if not isinstance(row, tuple) or len(row) != 5 or row[0] != GROUP_VERSION or type(row[0]) is not int:
+        raise UnknownFact("the journal holds a group of facts of another version")
+    facts = tuple(fact_of(each) for each in _array(row[4]))
+    return Group(_number(row[1]), _number(row[2]), _number(row[3]), facts)
 
 
 def fact_of(row: object) -> Fact:
