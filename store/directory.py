@@ -37,10 +37,13 @@ SIZE_MAX: Final = 1 << 40
 DEAD: Final = 1 << 63
 #: In an entry's flags: the log had no room for the key and the chunk digests.
 FLAG_NO_LOG: Final = 1
+#: In an entry's flags: from this bit on, why the object was retired.
+REASON_SHIFT: Final = 4
 
 _HEADER: Final = struct.Struct("<8sIIIIQQQQQ16s")
 _ENTRY: Final = struct.Struct("<QQ16sIHBBQIIQ")
 _CRC: Final = struct.Struct("<I")
+_FLAGS_OFFSET: Final = 39
 
 
 def word_offset(slot: int) -> int:
@@ -84,6 +87,11 @@ class Entry(NamedTuple):
     log_place: int
     chunk_count: int
     object_id: int
+
+    @property
+    def reason(self) -> int:
+        """Why a dead object was retired; 0 when that is not known."""
+        return self.flags >> REASON_SHIFT
 
     @property
     def chunks_place(self) -> int:
@@ -272,10 +280,14 @@ class Directory:
         self.live += 1
         return True
 
-    def retire(self, slot: int, object_id: int) -> bool:
-        """Stamps an object dead; False, and nothing done, when the slot holds another one or none."""
+    def retire(self, slot: int, object_id: int, reason: int = 0) -> bool:
+        """Stamps an object dead; False, and nothing done, when the slot holds another one or none.
+
+        `reason` (0 to 15) goes into the entry's flags first.
+        """
         if self._words.load(slot) != object_id or not object_id:
             return False
+        self._view[self._entries + ENTRY_BYTES * slot + _FLAGS_OFFSET] |= (reason & 15) << REASON_SHIFT
         self._words.store(slot, DEAD | object_id)
         self.live -= 1
         return True
@@ -285,7 +297,9 @@ class Directory:
         for slot in self.used():
             word = self._words.load(slot)
             self.retire(slot, word & ~DEAD)
-            entry = self.entry(slot)._replace(key_bytes=0, flags=FLAG_NO_LOG, log_place=0, chunk_count=0)
+            entry = self.entry(slot)
+            flags = entry.flags | FLAG_NO_LOG
+            entry = entry._replace(key_bytes=0, flags=flags, log_place=0, chunk_count=0)
             _ENTRY.pack_into(self._view, self._entries + ENTRY_BYTES * slot, *entry[:9], 0, entry.object_id)
         self._log.clear()
         self._write_header(self._header._replace(generation=self._header.generation + 1))

@@ -41,6 +41,8 @@ class ReportRecord(NamedTuple):
     object_id: int
     digest: bytes
     key: bytes
+    #: Why a dead object was retired; 0 when that is not known.
+    reason: int = 0
 
 
 def pack_records(records: Iterable[ReportRecord]) -> bytes:
@@ -53,7 +55,7 @@ def pack_records(records: Iterable[ReportRecord]) -> bytes:
             one.object_type,
             len(one.key),
             one.tenant,
-            0,
+            one.reason,
             one.offset,
             one.size,
             one.object_id,
@@ -70,7 +72,7 @@ def read_records(data: bytes, slots: int, capacity: int) -> list[ReportRecord]:
     while place < len(data):
         if len(data) - place < RECORD_BYTES:
             raise ProtocolError("a report ends inside a record")
-        slot, state, kind, key_bytes, tenant, _, offset, size, object_id, digest = _RECORD.unpack_from(
+        slot, state, kind, key_bytes, tenant, reason, offset, size, object_id, digest = _RECORD.unpack_from(
             data, place
         )
         place += RECORD_BYTES
@@ -83,6 +85,6 @@ def read_records(data: bytes, slots: int, capacity: int) -> list[ReportRecord]:
         if len(key) != key_bytes or key_bytes > KEY_BYTES_MAX or not fits or not known:
             raise ProtocolError(f"record {len(records)} of a report has impossible numbers")
         records.append(
-            ReportRecord(slot, RecordState(state), kind, tenant, offset, size, object_id, digest, key)
+            ReportRecord(slot, RecordState(state), kind, tenant, offset, size, object_id, digest, key, reason)
         )
     return records

@@ -68,7 +68,8 @@ def test_words_go_forward_only() -> None:
     assert not directory.add(4, an_object(9))
     assert directory.word(4) == 10
     assert not directory.retire(4, 9)
-    assert directory.retire(4, 10)
+    assert directory.retire(4, 10, 3)
+    assert (directory.entry(4).reason, directory.key(directory.entry(4))) == (3, b"key")
     assert not directory.retire(4, 10)
     assert directory.word(4) == DEAD | 10
     assert not directory.add(4, an_object(10))
@@ -222,7 +223,7 @@ def test_free_pieces_of_the_log_are_merged_when_they_are_needed() -> None:
 def test_a_report_is_read_as_it_was_packed() -> None:
     records = [
         ReportRecord(0, RecordState.COMPLETE, 1, 2, 4096, 100, 7, bytes(range(16)), b"a"),
-        ReportRecord(19, RecordState.DEAD, 0, 0, 0, 0, 9, bytes(16), b"k" * 1024),
+        ReportRecord(19, RecordState.DEAD, 0, 0, 0, 0, 9, bytes(16), b"k" * 1024, 3),
         ReportRecord(5, RecordState.HELD, 0, 0, 64, 64, 0, bytes(16), b""),
     ]
     data = pack_records(records)
