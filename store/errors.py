@@ -208,6 +208,27 @@ class PoolClosed(StoreError, UsageError):
     sentence = "the pool is closed; connect again"
 
 
+class ForkedPool(StoreError, UsageError):
+    """The pool was made before a fork and belongs to the parent process."""
+
+    sentence = "this pool belongs to the parent process; connect again after the fork"
+
+
+class MasterUnavailable(StoreError, PeerError):
+    """No master that leads could be reached for as long as the config allows."""
+
+    retryable = True
+    status = Status.REFUSED
+    sentence = "no master that leads answered; check the addresses, and that a master runs"
+
+
+class DestinationTooSmall(StoreError, UsageError):
+    """The object is larger than the destination; nothing was written into it."""
+
+    status = Status.OUT_OF_RANGE
+    sentence = "the object does not fit into the destination; give a larger one, or read a range"
+
+
 #: Class of each code that a store reply may carry.
 ERRORS_BY_CODE: Final[Mapping[int, type[StoreError]]] = MappingProxyType(
     {
