@@ -23,12 +23,14 @@ ARROWS: dict[str, frozenset[str]] = {
     "metadata": frozenset({"vocabulary", "wire"}),
     "transport": frozenset({"vocabulary", "native", "wire", "kernels", "topology"}),
     "engine": (CORE - {"engine"}) | {"kernels"},
-    "cli": CORE | {"kernels", "store", "conductor"},
-    "store": CORE | {"http_status", "kernels"},
+    "cli": CORE | {"kernels", "rpc", "store", "conductor"},
+    "store": CORE | {"http_status", "kernels", "rpc"},
     "conductor": CORE | {"kernels"},
-    "bench": CORE | {"kernels", "store", "conductor", "facade"},
+    "bench": CORE | {"kernels", "rpc", "store", "conductor", "facade"},
+    # The store's rpc connects and greets as the engine does; the engine knows nothing of it.
+    "rpc": frozenset({"vocabulary", "native", "wire", "metadata", "metrics", "engine"}),
     # The public names of `moonpool` itself, each loaded when first used.
-    "facade": CORE | {"store", "conductor"},
+    "facade": CORE | {"rpc", "store", "conductor"},
 }
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+(moonpool[\w.]*)\s+c?import\s+(.*)|c?import\s+(moonpool[\w.]*))")
 

@@ -247,7 +247,7 @@ def test_server_answers_another_version_with_its_own() -> None:
     [
         (0, b"GET / HT"),
         (10, b"\x00"),  # no kind
-        (10, b"\x03"),  # an unknown kind
+        (10, b"\x04"),  # an unknown kind
         (11, b"\x01"),  # a flag
         (12, b"\x01"),  # reserved
         (16, bytes(16)),  # no instance

@@ -15,6 +15,7 @@ CONTROL_COUNTERS: Final[dict[str, str]] = {
     "hellos_malformed": "connections that did not begin with a hello",
     "versions_refused": "hellos of another wire version",
     "instances_refused": "hellos that expected another instance",
+    "kinds_refused": "hellos for a service that this port does not have",
     "secrets_refused": "hellos with a wrong proof of the cluster secret",
     "users_refused": "unix connections of another user",
     "connections_refused": "connections beyond connections_max",

@@ -234,6 +234,10 @@ class ControlListener:
         elif credentials is not None and not is_trusted_uid(credentials.uid):
             self._counters.add("users_refused")
             verdict = Status.ACCESS_DENIED
+        elif handshake.client is not None and handshake.client.kind is ConnectionKind.RPC:
+            # The store's master has a port of its own.
+            self._counters.add("kinds_refused")
+            verdict = Status.PROTOCOL
         elif handshake.asks_for_secret:
             _send_now(sock, handshake.challenge())
             verdict = handshake.receive(await _receive_exactly(sock, handshake.needed))

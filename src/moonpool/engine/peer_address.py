@@ -1,4 +1,4 @@
-"""Addresses of peers: "host:port", "[::1]:port", or the name of an abstract unix socket, "@moonpool/...".
+"""Addresses of peers: "host:port", "[::1]:port", or a unix socket: an abstract name "@moonpool/...", or "/a/path".
 
 Resolving a host name can take as long as the resolver likes, so it runs beside the caller, who waits no
 longer than its deadline. Addresses in digits never leave the calling thread.
@@ -31,6 +31,7 @@ from moonpool.metadata.endpoint import parse_endpoint
 UNIX_NAME_BYTES_MAX: Final = 107
 
 _ABSTRACT_MARKS: Final = ("@", "\0")
+_PATH_MARK: Final = "/"
 _REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.EPIPE})
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
@@ -69,6 +70,10 @@ def resolve_peer_address(text: str, deadline: Deadline) -> list[PeerAddress]:
         if not 1 < len(os.fsencode(text)) <= UNIX_NAME_BYTES_MAX + 1:
             raise UsageError(f"a unix socket's name has 1 to {UNIX_NAME_BYTES_MAX} bytes", value=text)
         return [PeerAddress(socket.AF_UNIX, "\0" + text[1:], "@" + text[1:])]
+    if text.startswith(_PATH_MARK):
+        if len(os.fsencode(text)) > UNIX_NAME_BYTES_MAX or "\0" in text:
+            raise UsageError(f"a unix socket's path has at most {UNIX_NAME_BYTES_MAX} bytes", value=text)
+        return [PeerAddress(socket.AF_UNIX, text, text)]
     host, port = parse_endpoint(text)
     try:
         return _look_up(text, host, port, socket.AI_NUMERICHOST)

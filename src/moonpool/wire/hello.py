@@ -60,6 +60,7 @@ class ConnectionKind(IntEnum):
 
     CONTROL = 1
     LANE = 2
+    RPC = 3
 
 
 @final
