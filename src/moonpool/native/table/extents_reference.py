@@ -10,7 +10,7 @@ from typing import Final, final
 from moonpool.errors import InternalError, UsageError
 from moonpool.native.table.stored import LINE_BYTES, PAGE_BYTES, extent_bytes
 
-CAPACITY_MAX: Final = 1 << 43
+CAPACITY_MAX: Final = 1 << 41
 
 
 @final
@@ -20,7 +20,7 @@ class ReferenceExtents:
     def __init__(self, capacity_bytes: int) -> None:
         if not 0 < capacity_bytes <= CAPACITY_MAX or capacity_bytes % LINE_BYTES:
             raise UsageError(
-                "capacity_bytes must be a multiple of 64 up to 2^43",
+                "capacity_bytes must be a multiple of 64 up to 2^41",
                 field="capacity_bytes",
                 value=str(capacity_bytes),
             )

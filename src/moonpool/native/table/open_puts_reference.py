@@ -4,48 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 from moonpool.errors import InternalError, LimitExceeded
-from moonpool.native.table.stored import (
-    ENTRY_DROPPED,
-    ENTRY_OPEN,
-    ID_MAX,
-    KEY_BYTES_MAX,
-    OBJECT_BYTES_MAX,
-    PIN_HARD,
-    TIME_MAX,
-    OpenPut,
-    PutEntry,
-    extent_bytes,
-)
-from moonpool.units import U64_MAX
-
-PLACES_MAX: Final = 255
-
-
-def check_put(put: OpenPut) -> None:
-    """InternalError where a field is outside what the table can hold, or nothing of the put is open."""
-    places = [place for entry in put.entries for place in entry.places]
-    fits = (
-        0 < put.put_id <= U64_MAX
-        and 0 <= put.client <= ID_MAX
-        and 0 <= put.tenant <= ID_MAX
-        and 0 <= put.deadline_ms <= TIME_MAX
-        and 0 <= put.object_type <= 255
-        and 0 <= put.pin <= PIN_HARD
-        and 0 <= put.soft_pin_end_ms <= TIME_MAX
-        and 0 <= put.group <= U64_MAX
-        and any(entry.state == ENTRY_OPEN for entry in put.entries)
-        and all(ENTRY_OPEN <= entry.state <= ENTRY_DROPPED for entry in put.entries)
-        and all(1 <= len(entry.key) <= KEY_BYTES_MAX for entry in put.entries)
-        and all(0 <= entry.size <= OBJECT_BYTES_MAX for entry in put.entries)
-        and all(len(entry.places) <= PLACES_MAX for entry in put.entries)
-        and all(0 <= place.segment <= ID_MAX and 0 <= place.slot <= ID_MAX for place in places)
-        and all(0 <= place.offset < 1 << 63 for place in places)
-    )
-    if not fits:
-        raise InternalError(f"put {put.put_id} has a field that no table can hold")
+from moonpool.native.table.stored import ENTRY_DROPPED, ENTRY_OPEN, OpenPut, PutEntry, check_put, extent_bytes
 
 
 @final
@@ -67,9 +29,9 @@ class ReferenceOpenPuts:
         return len(self._puts)
 
     def add(self, put: OpenPut) -> None:
+        check_put(put)
         if put.put_id in self._puts:
             raise InternalError(f"put {put.put_id} is open already")
-        check_put(put)
         if len(self._puts) >= self._puts_max:
             raise LimitExceeded("too many puts are open", field="puts_max", limit=self._puts_max)
         if self._entries + len(put.entries) > self._entries_max:

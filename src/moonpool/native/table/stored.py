@@ -110,3 +110,27 @@ def check_place(place: Place) -> None:
     """InternalError where a place is outside what a table can hold."""
     if not (0 <= place.segment <= ID_MAX and 0 <= place.slot <= ID_MAX and 0 <= place.offset < 1 << 63):
         raise InternalError(f"{place} is no place")
+
+
+def check_put(put: OpenPut) -> None:
+    """InternalError where a field is outside what the table can hold, or nothing of the put is open."""
+    places = [place for entry in put.entries for place in entry.places]
+    fits = (
+        0 < put.put_id <= U64_MAX
+        and 0 <= put.client <= ID_MAX
+        and 0 <= put.tenant <= ID_MAX
+        and 0 <= put.deadline_ms <= TIME_MAX
+        and 0 <= put.object_type <= 255
+        and 0 <= put.pin <= PIN_HARD
+        and 0 <= put.soft_pin_end_ms <= TIME_MAX
+        and 0 <= put.group <= U64_MAX
+        and any(entry.state == ENTRY_OPEN for entry in put.entries)
+        and all(ENTRY_OPEN <= entry.state <= ENTRY_DROPPED for entry in put.entries)
+        and all(1 <= len(entry.key) <= KEY_BYTES_MAX for entry in put.entries)
+        and all(0 <= entry.size <= OBJECT_BYTES_MAX for entry in put.entries)
+        and all(len(entry.places) <= PLACES_MAX for entry in put.entries)
+        and all(0 <= place.segment <= ID_MAX and 0 <= place.slot <= ID_MAX for place in places)
+        and all(0 <= place.offset < 1 << 63 for place in places)
+    )
+    if not fits:
+        raise InternalError(f"put {put.put_id} has a field that no table can hold")
