@@ -1,0 +1,111 @@
+"""A segment as a node's core has it, and what is reported of it. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+from moonpool.errors import MoonpoolError, ProtocolError
+from moonpool.store.directory import DEAD, Directory, NewObject
+from moonpool.store.directory_report import RECORD_BYTES, RecordState, ReportRecord
+from moonpool.store.node_holds import Hold, Holds
+from moonpool.store.node_pins import PinBook, PinPlace
+
+_NO_DIGEST: Final = bytes(16)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class CoreSegment:
+    """`about` is its map in `node_join`, but for what the directory's header says.
+
+    `tags` and `added_ms`, by slot: whose grants the extent had in this join, and when its object came.
+    """
+
+    about: Mapping[str, Any]
+    directory: Directory
+    id: int = 0
+    tags: array[int] = field(default_factory=lambda: array("H"))
+    added_ms: array[int] = field(default_factory=lambda: array("Q"))
+
+    def join_map(self) -> dict[str, Any]:
+        """As `node_join` carries it."""
+        header = self.directory.header
+        return {
+            **self.about,
+            "generation": header.generation,
+            "capacity": header.capacity,
+            "slots": header.slots,
+        }
+
+    def joined(self, segment_id: int) -> None:
+        """A new join: grants of earlier ones are over."""
+        self.id = segment_id
+        self.directory.name(segment_id)
+        slots = self.directory.header.slots
+        self.tags = array("H", bytes(2 * slots))
+        self.added_ms = array("Q", bytes(8 * slots))
+
+
+def write_object(segment: CoreSegment, slot: int, new: NewObject) -> None:
+    """Shows an object; ProtocolError when it cannot stand there."""
+    try:
+        segment.directory.add(slot, new)
+    except MoonpoolError as problem:
+        raise ProtocolError(f"the master added an impossible object: {problem}") from problem
+
+
+@final
+class Reporter:
+    """Makes the pages of a report, one at a time."""
+
+    def __init__(self, segments: list[CoreSegment], holds: Holds, pins: PinBook, page_bytes: int) -> None:
+        self._segments = segments
+        self._holds = holds
+        self._pins = pins
+        self._page_bytes = page_bytes
+
+    def records(self, index: int, start: int) -> tuple[list[ReportRecord], int]:
+        """Records of a segment from a slot on, and the slot to go on with, or -1."""
+        directory = self._segments[index].directory
+        records: list[ReportRecord] = []
+        size = 0
+        if start == 0:
+            fenced = self._holds.of_segment(index)
+            records = [_held(slot, hold) for slot, hold in fenced if not directory.word(slot)]
+        for slot in directory.used(start):
+            if size >= self._page_bytes:
+                return records, slot
+            record = self._record(directory, PinPlace(index, slot))
+            records.append(record)
+            size += RECORD_BYTES + len(record.key)
+        return records, -1
+
+    def _record(self, directory: Directory, place: PinPlace) -> ReportRecord:
+        entry = directory.entry(place.slot)
+        state = RecordState.COMPLETE
+        if directory.word(place.slot) & DEAD:
+            hold = self._holds.at(place)
+            if hold is not None and (hold.offset, hold.length) != (entry.offset, entry.size):
+                return _held(place.slot, hold)  # of a later put, which was fenced
+            held = hold is not None or self._pins.count(place) > 0
+            state = RecordState.HELD if held else RecordState.DEAD
+        return ReportRecord(
+            place.slot,
+            state,
+            entry.object_type,
+            entry.tenant,
+            entry.offset,
+            entry.size,
+            entry.object_id,
+            entry.digest,
+            directory.key(entry),
+            entry.reason,
+        )
+
+
+def _held(slot: int, hold: Hold) -> ReportRecord:
+    """An extent that never held a complete object, as far as this slot's entry tells."""
+    return ReportRecord(slot, RecordState.HELD, 0, 0, hold.offset, hold.length, 0, _NO_DIGEST, b"")
