@@ -37,7 +37,8 @@ class PinBook:
             )
         if self._held.get(holder, 0) + count > self._per_holder_max:
             raise LimitExceeded(
-                f"this client has {self._held.get(holder, 0)} views open: close some, or raise pins_per_client_max",
+                f"this client has {self._held.get(holder, 0)} views open: close some, "
+                "or raise pins_per_client_max",
                 field="pins_per_client_max",
                 limit=self._per_holder_max,
             )
