@@ -112,7 +112,7 @@ _ALIASES: Final = {
 
 def decode_payload(payload: bytes) -> RawBatch:
     """One message's events. Raises `ProtocolError` for anything that is not a whole batch."""
-    import msgpack
+    import msgpack  # type: ignore[import-untyped]
 
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise ProtocolError(f"a batch of events has at most {PAYLOAD_BYTES_MAX} bytes; got {len(payload)}")

@@ -10,8 +10,8 @@ says model, tenant, block size and how the engine hashes; its records say blocks
   Where it is not known (a random seed), `rehash` names a recipe of ours: hashes are computed from the
   records' tokens behind the parent's, and a table remembers ours for each of the engine's, as long as it has
   the block. A block whose tokens or parent nobody said cannot be named; it is counted and left out.
-- *Contexts.* What the engine's recipe mixes into its hashes (salt, LoRA) need not keep contexts apart as
-  well: the record's LoRA does where it is named, the salt never does.
+- *Contexts.* A record's LoRA and block size count where it names them; the rest is the registration's. What
+  the engine mixes into its hashes, as vLLM does with a salt, need not keep contexts apart as well.
 """
 
 from __future__ import annotations
@@ -159,14 +159,14 @@ class EngineSource:
         key = (spec.lora if record.lora is None else record.lora, record.block_tokens or spec.block_tokens)
         context = self._contexts.get(key)
         if context is None:
-            context = spec._replace(lora=key[0], block_tokens=key[1], salt="")
+            context = spec._replace(lora=key[0], block_tokens=key[1])
             if len(self._contexts) < GROUPS_MAX:
                 self._contexts[key] = context
         return context
 
     def _known_contexts(self) -> Iterable[CacheContext]:
         """A removal does not say its LoRA or block size: hashes are unique, so it is told to each context."""
-        return tuple(self._contexts.values()) or (self.spec.context._replace(salt=""),)
+        return tuple(self._contexts.values()) or (self.spec.context,)
 
     def _removed_names(self, raw: tuple[RawHash, ...], holder: Holder, tier: Tier) -> list[BlockHash]:
         if self._names is None:

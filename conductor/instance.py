@@ -141,6 +141,18 @@ class LoadTable:
         self.queued_tokens[at] += tokens
         self._balance.add(at, seconds, now)
 
+    def inherit_prefill(self, other: LoadTable, key: Hashable, places: tuple[int, int], now: float) -> None:
+        """Books a prefill as it stands in another table: `places` are its positions there and here.
+
+        Call it in the order of the other's queue, so that the head stays the head and keeps its start.
+        """
+        there, here = places
+        seconds, tokens = other._queues[there][key]
+        is_head = not self._queues[here]
+        self.queue_prefill(key, here, seconds, tokens, now)
+        if is_head and next(iter(other._queues[there])) == key:
+            self._head_since[here] = other._head_since[there]
+
     def end_prefill(self, key: Hashable, at: int, now: float) -> float | None:
         """Takes a prefill off the queue; its service time if it was the head, else None."""
         queue = self._queues[at]

@@ -28,9 +28,11 @@ class PendingBlocks:
     def __len__(self) -> int:
         return self._blocks
 
-    def add(self, key: Hashable, instance: int, hashes: Chain) -> None:
-        """Instance `instance` is expected to hold these blocks."""
+    def add(self, key: Hashable, instance: int, hashes: Chain, space: int = 0) -> None:
+        """Instance `instance` is expected to hold these blocks of a space."""
         chain = hashes.tolist() if isinstance(hashes, np.ndarray) else [int(block) for block in hashes]
+        if space:
+            chain = [block ^ space for block in chain]
         bit = 1 << instance
         self._chains[key] = (bit, chain)
         self._blocks += len(chain)
@@ -59,13 +61,13 @@ class PendingBlocks:
             else:
                 holders.pop(block, None)
 
-    def raise_overlap(self, hashes: Chain, row: NDArray[np.int32]) -> None:
+    def raise_overlap(self, hashes: Chain, row: NDArray[np.int32], space: int = 0) -> None:
         """Raises `row` (int32[n]) to what pending chains give; a chain is pending from its first block."""
         holders = (1 << len(row)) - 1
         pending = np.zeros(len(row), np.int32)
         depth = 0
         for block in hashes.tolist() if isinstance(hashes, np.ndarray) else hashes:
-            mask = self._holders.get(block, 0)
+            mask = self._holders.get(block ^ space, 0)
             lost = holders & ~mask
             if lost:
                 mark(pending, lost, depth)

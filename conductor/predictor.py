@@ -61,6 +61,20 @@ class PrefillPredictor:
         found: F64 = self._constant[at] + self._linear[at] * (tokens - cached) + self._quadratic[at] * squares
         return np.maximum(found, _SECONDS_MIN, out=found)
 
+    def inherit(self, other: PrefillPredictor, place: Sequence[int]) -> None:
+        """Takes over what another has learned; `place[i]` is where its instance i is here, or -1."""
+        for there, here in enumerate(place):
+            if here < 0:
+                continue
+            self._weights[here] = list(other._weights[there])
+            self._covariance[here] = other._covariance[there]
+            self._trace_max[here] = other._trace_max[there]
+            self._constant[here] = other._constant[there]
+            self._linear[here] = other._linear[there]
+            self._quadratic[here] = other._quadratic[there]
+        self._ratios[:] = other._ratios
+        self._seen = other._seen
+
     def slopes(self, at: NDArray[np.intp]) -> tuple[F64, F64]:
         """float64[k] twice: seconds a token, and seconds a squared token, on the instances `at`."""
         return self._linear[at], self._quadratic[at]

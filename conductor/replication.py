@@ -54,7 +54,7 @@ class HotPrefixes:
         depth = view.best_blocks
         if depth <= view.least_blocks:
             return None
-        count = self.note(int(view.prompt.hashes[depth - 1]), view.now)
+        count = self.note(int(view.prompt.hashes[depth - 1]) ^ view.prompt.space, view.now)
         if count < _REQUESTS_MIN:
             return None
         load = view.beliefs.load

@@ -40,6 +40,7 @@ class Prompt:
 
     `hashes` are the chain hashes of its blocks, from the first; a partial last block may be left out.
     `output_tokens` is the most it may answer, 0 when nobody knows. A higher `priority` is rejected later.
+    Hashes of prompts in different `space`s never match: give each context a 64-bit number of its own.
     """
 
     id: Hashable
@@ -47,6 +48,7 @@ class Prompt:
     hashes: Sequence[int] | NDArray[np.integer]
     output_tokens: int = 0
     priority: int = 0
+    space: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.tokens <= TOKENS_MAX:

@@ -12,7 +12,7 @@ seconds that does not go back; instances are positions in the list given at the 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -115,7 +115,7 @@ class Scheduler:
         held = self._index.overlap(prompt.hashes)
         if len(self._pending):
             for row in held:
-                self._pending.raise_overlap(prompt.hashes, row)
+                self._pending.raise_overlap(prompt.hashes, row, prompt.space)
         view = View(self._beliefs, prompt, held, now)
         placement = self.policy.choose(view)
         decision, context = self._decide(view, placement)
@@ -158,6 +158,37 @@ class Scheduler:
             self._release(request_id, now)
 
     cancelled = refused
+
+    def inherit(self, previous: Scheduler, now: float) -> int:
+        """Takes over the requests of a scheduler over other instances, by their names.
+
+        Requests whose prefill or decode instance is gone are dropped: their engines will not finish them.
+        Returns how many were taken over. This scheduler must be fresh; `previous` is of no use afterwards.
+        """
+        at = {name: position for position, name in enumerate(self._names)}
+        place = [at.get(name, NOBODY) for name in previous._names]
+        self.predictor.inherit(previous.predictor, place)
+        for request_id, old in previous._booked.items():
+            prefill, decode = place[old.decision.prefill], place[old.decision.decode]
+            if NOBODY in (prefill, decode):
+                continue
+            source = place[old.decision.source] if old.decision.source != NOBODY else NOBODY
+            decision = replace(old.decision, prefill=prefill, decode=decode, source=source, terms=None)
+            ends = max(now, old.booking.start * self.config.forecast_bin_s)
+            booking = self.forecast.book(decode, ends, old.context, now)
+            self._booked[request_id] = _Booked(
+                old.prompt, decision, old.reserved, old.context, booking, old.slow_steps, old.joined_at
+            )
+            self.load.reserved[decode] += old.reserved
+            if old.joined_at is not None:
+                self.load.batch[decode] += 1
+                self.load.context[decode] += old.context
+                continue
+            self.load.waiting[decode] += 1
+            self.load.slow_steps[prefill] += old.slow_steps
+            self.load.inherit_prefill(previous.load, request_id, (old.decision.prefill, prefill), now)
+            self._pending.add(request_id, prefill, old.prompt.hashes, old.prompt.space)
+        return len(self._booked)
 
     def check(self) -> None:
         """Asserts that the books balance."""
@@ -259,7 +290,7 @@ class Scheduler:
         load.waiting[decision.decode] += 1
         load.reserved[decision.decode] += reserved
         booking = self.forecast.book(decision.decode, now + decision.ttft_s, context, now)
-        self._pending.add(prompt.id, decision.prefill, prompt.hashes)
+        self._pending.add(prompt.id, decision.prefill, prompt.hashes, prompt.space)
         slow = 0.0
         if self._beliefs.mixed:
             slow = slow_steps_at(view, at, prompt.tokens - uncached)

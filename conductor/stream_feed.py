@@ -1,8 +1,8 @@
 """One engine's event stream into a prefix index: order, decode, translate, apply, and say how well it goes.
 
 Pure: bytes and numbers in, a replay to ask for out. A payload that cannot be read counts as not received:
-the next message shows the gap, and a replay may bring it whole. A loss or a restart makes the index forget the instance's blocks of this
-stream, and the feed is *suspect* from a gap until it is closed or forgotten.
+the next message shows the gap, and a replay may bring it whole. A loss or a restart makes the index forget
+the instance's blocks of this stream, and the feed is *suspect* from a gap until it is closed or forgotten.
 
 Drift is measured: `note_feedback` takes what an engine reports as really cached beside what the index
 believed, and `drift` is the share of believed tokens that were not there, fading over some hundred requests.
@@ -49,9 +49,7 @@ class StreamFeed:
         self.counters: Final = FeedCounters()
         self.source: Final = EngineSource(spec)
         self._index: Final = index
-        self._order: Final[StreamOrder[RawBatch]] = StreamOrder(
-            can_replay=can_replay, held_max=held_max
-        )
+        self._order: Final[StreamOrder[RawBatch]] = StreamOrder(can_replay=can_replay, held_max=held_max)
         self._holders: set[Holder] = set()
         self._drift = 0.0
 

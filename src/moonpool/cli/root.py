@@ -14,6 +14,7 @@ from moonpool.cli.options import ExitCode
 from moonpool.errors import MoonpoolError, UsageError
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "conductor": "moonpool.cli.conductor",
     "demo": "moonpool.cli.demo",
     "doctor": "moonpool.cli.doctor",
     "simulate": "moonpool.cli.simulate",
