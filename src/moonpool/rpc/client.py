@@ -7,19 +7,22 @@ Reconnecting is the caller's business: once a call has raised a `PeerError` othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, final
+from typing import Any, Final, Self, TypeAlias, final
 
 from moonpool.errors import Status
 from moonpool.ids import InstanceId, new_instance_id
 from moonpool.native.io.rpc_client import RpcConnection
+from moonpool.native.io.rpc_codec import EndReply, LookupReply, PutReply
 from moonpool.rpc.dialing import dial_server
 from moonpool.rpc.errors import RpcError
 from moonpool.rpc.limits import ClientLimits
 from moonpool.wire.rpc import RpcFault, pack_value, unpack_fault, unpack_value
 
 DEFAULT_TIMEOUT_S: Final = 10.0
+Key: TypeAlias = str | bytes
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 @final
@@ -74,6 +77,44 @@ class RpcClient:
         `LimitExceeded` for params that cannot be sent.
         """
         return unpack_value(self._connection.call(method, pack_value(list(params)), timeout_s))
+
+    # The hot methods, encoded and decoded natively; errors as those of `call`. Keys are str or bytes.
+
+    def exists(self, keys: Sequence[Key], lease_ms: int = 0, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """One byte for each key: 1 when the object is there, 0 when not."""
+        return self._connection.exists(keys, lease_ms, timeout_s)
+
+    def lookup(
+        self, keys: Sequence[Key], lease_ms: int = 0, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> LookupReply:
+        """Where the objects are: entries in the order of the keys."""
+        return self._connection.lookup(keys, lease_ms, timeout_s)
+
+    def put_start(
+        self,
+        keys: Sequence[Key],
+        sizes: Sequence[int],
+        policy: Mapping[str, Any] | None = None,
+        wait_ms: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> PutReply:
+        """Extents for new objects, with their grants. `timeout_s` is to be longer than `wait_ms`."""
+        packed = pack_value(dict(policy)) if policy else None
+        return self._connection.put_start(keys, sizes, packed, wait_ms, timeout_s)
+
+    def put_end(
+        self,
+        put_id: int,
+        indexes: Sequence[int],
+        digests: Buffer,
+        chunks: Sequence[Buffer] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> EndReply:
+        """Ends entries of a put.
+
+        `digests` holds 16 bytes for each index, `chunks` the chunk digests of each (None: none has any).
+        """
+        return self._connection.put_end(put_id, indexes, digests, chunks, timeout_s)
 
     def next_push(self, timeout_s: float) -> tuple[str, list[Any]] | None:
         """The oldest push as (method, params), or None when none came in time; any thread may wait.

@@ -1,5 +1,10 @@
-from collections.abc import Callable
-from typing import Protocol, final
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, TypeAlias, final
+
+from moonpool.native.io.rpc_codec import EndReply, LookupReply, PutReply
+
+_Key: TypeAlias = str | bytes
+_Buffer: TypeAlias = bytes | bytearray | memoryview
 
 class _Limits(Protocol):
     @property
@@ -13,14 +18,32 @@ class _Limits(Protocol):
 
 @final
 class RpcConnection:
-    def __init__(
-        self, fd: int, limits: _Limits, *, peer: str = "", make_error: Callable[[bytes], Exception]
-    ) -> None: ...
+    def __new__(
+        cls, fd: int, limits: _Limits, *, peer: str = "", make_error: Callable[[bytes], Exception]
+    ) -> Self: ...
     @property
     def closed_reason(self) -> int: ...
     @property
     def unclaimed(self) -> int: ...
     def fileno(self) -> int: ...
     def call(self, method: str, params: bytes, timeout_s: float) -> bytes: ...
+    def exists(self, keys: Sequence[_Key], lease_ms: int, timeout_s: float) -> bytes: ...
+    def lookup(self, keys: Sequence[_Key], lease_ms: int, timeout_s: float) -> LookupReply: ...
+    def put_start(
+        self,
+        keys: Sequence[_Key],
+        sizes: Sequence[int],
+        policy: bytes | None,
+        wait_ms: int,
+        timeout_s: float,
+    ) -> PutReply: ...
+    def put_end(
+        self,
+        put_id: int,
+        indexes: Sequence[int],
+        digests: _Buffer,
+        chunks: Sequence[_Buffer] | None,
+        timeout_s: float,
+    ) -> EndReply: ...
     def next_push(self, timeout_s: float) -> tuple[str, bytes] | None: ...
     def close(self) -> None: ...

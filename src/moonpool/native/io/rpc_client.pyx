@@ -1,13 +1,24 @@
 """A client's connection as an object: calls from any thread, pushes, and the hot methods without Python's own codec."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free
 from moonpool.native.io.batch cimport CANCELLED, STALLED, TIMED_OUT
 from moonpool.native.io.guard cimport mp_deadline_ns
-from moonpool.native.io.rpc_msgpack cimport mp_pack_str, mp_pack_uint, mp_rpc_length
+from moonpool.native.io.rpc_codec cimport (
+    EndReply,
+    LookupReply,
+    PutReply,
+    as_number,
+    frame_buffer,
+    listed,
+    read_exists,
+    write_call,
+    write_exists,
+    write_lookup,
+    write_put_end,
+    write_put_start,
+)
 from moonpool.native.io.rpc_stream cimport (
     WOKEN,
     enter,
@@ -81,54 +92,110 @@ cdef class RpcConnection:
         """The descriptor, borrowed; -1 once it is closed."""
         return self.stream.fd
 
-    def call(self, str method not None, bytes params not None, double timeout_s) -> bytes:
-        """Asks and waits: the MessagePack of the result. `params` is the MessagePack of a list.
+    # Calls. All raise what `make_error` makes of an error reply, `TransferTimeout`, `PeerGone` and other `PeerError`s when
+    # the connection ended, `LimitExceeded` for a request above `frame_bytes_max`, `UsageError` for what cannot be asked.
 
-        Raises what `make_error` makes of an error reply, `TransferTimeout`, `PeerGone` and other `PeerError`s when the
-        connection ended, `LimitExceeded` for a request above `frame_bytes_max`.
-        """
+    def call(self, str method not None, bytes params not None, double timeout_s) -> bytes:
+        """Asks for any method and waits: the MessagePack of the result. `params` is the MessagePack of a list."""
+        cdef frame_buffer f = frame_buffer(NULL, 0, 0)
         cdef rpc_waiter w
-        cdef bytes name = method.encode()
-        cdef size_t size
-        cdef uint64_t message_id = self.next_id
-        cdef uint8_t* frame
-        cdef uint8_t* p
-        self.next_id += 1
-        frame = <uint8_t*>malloc(32 + PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(params))
-        if frame == NULL:
-            raise MemoryError
+        cdef uint64_t message_id = self._id()
+        w.frame = NULL
         try:
-            p = frame + 4
-            p[0] = 0x94
-            p[1] = 0
-            p = mp_pack_str(mp_pack_uint(p + 2, message_id), PyBytes_GET_SIZE(name))
-            memcpy(p, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
-            p += PyBytes_GET_SIZE(name)
-            memcpy(p, PyBytes_AS_STRING(params), PyBytes_GET_SIZE(params))
-            size = p + PyBytes_GET_SIZE(params) - frame
-            self._exchange(frame, size, message_id, &w, timeout_s, method)
-        finally:
-            free(frame)
-        try:
+            write_call(&f, message_id, method, params)
+            self._exchange(&f, message_id, &w, timeout_s, method)
             return (<char*>w.body)[:w.body_bytes]
         finally:
+            free(f.data)
             free(w.frame)
 
-    cdef int _exchange(self, uint8_t* frame, size_t size, uint64_t message_id, rpc_waiter* w, double timeout_s,
+    def exists(self, keys, lease_ms, double timeout_s) -> bytes:
+        """One byte for each key (str or bytes): 1 when it is there. A lease is given with `lease_ms`; 0: none."""
+        cdef frame_buffer f = frame_buffer(NULL, 0, 0)
+        cdef rpc_waiter w
+        cdef uint64_t message_id = self._id()
+        w.frame = NULL
+        keys = listed(keys)
+        try:
+            write_exists(&f, message_id, keys, as_number(lease_ms))
+            self._exchange(&f, message_id, &w, timeout_s, "exists")
+            return read_exists(w.body, w.body_bytes, len(keys))
+        finally:
+            free(f.data)
+            free(w.frame)
+
+    def lookup(self, keys, lease_ms, double timeout_s) -> LookupReply:
+        """Where objects are; keys are str or bytes."""
+        cdef frame_buffer f = frame_buffer(NULL, 0, 0)
+        cdef rpc_waiter w
+        cdef LookupReply reply = LookupReply()
+        cdef uint64_t message_id = self._id()
+        w.frame = NULL
+        keys = listed(keys)
+        try:
+            write_lookup(&f, message_id, keys, as_number(lease_ms))
+            self._exchange(&f, message_id, &w, timeout_s, "lookup")
+            reply.read(w.body, w.body_bytes, len(keys))
+            return reply
+        finally:
+            free(f.data)
+            free(w.frame)
+
+    def put_start(self, keys, sizes, bytes policy, wait_ms, double timeout_s) -> PutReply:
+        """Extents for new objects; `policy` is the MessagePack of a map, or None."""
+        cdef frame_buffer f = frame_buffer(NULL, 0, 0)
+        cdef rpc_waiter w
+        cdef PutReply reply = PutReply()
+        cdef uint64_t message_id = self._id()
+        w.frame = NULL
+        keys = listed(keys)
+        try:
+            write_put_start(&f, message_id, keys, listed(sizes), policy, as_number(wait_ms))
+            self._exchange(&f, message_id, &w, timeout_s, "put_start")
+            reply.read(w.body, w.body_bytes, len(keys))
+            return reply
+        finally:
+            free(f.data)
+            free(w.frame)
+
+    def put_end(self, put_id, indexes, digests, chunks, double timeout_s) -> EndReply:
+        """Ends entries of a put; `digests` holds 16 bytes for each, `chunks` a bytes-like for each, or is None."""
+        cdef frame_buffer f = frame_buffer(NULL, 0, 0)
+        cdef rpc_waiter w
+        cdef EndReply reply = EndReply()
+        cdef uint64_t message_id = self._id()
+        w.frame = NULL
+        indexes = listed(indexes)
+        try:
+            write_put_end(&f, message_id, as_number(put_id), indexes, digests,
+                          None if chunks is None else listed(chunks))
+            self._exchange(&f, message_id, &w, timeout_s, "put_end")
+            reply.read(w.body, w.body_bytes, len(indexes))
+            return reply
+        finally:
+            free(f.data)
+            free(w.frame)
+
+    cdef uint64_t _id(self) noexcept:
+        cdef uint64_t message_id = self.next_id
+        self.next_id += 1
+        return message_id
+
+    cdef int _exchange(self, frame_buffer* f, uint64_t message_id, rpc_waiter* w, double timeout_s,
                        str method) except -1:
         """Sends a request and waits for its answer, whose bytes (w.frame) are the caller's then."""
         cdef uint64_t deadline = mp_deadline_ns(timeout_s)
-        cdef int status
+        cdef int status = 0
+        cdef size_t size = f.length
         if size - 4 > self.stream.frame_bytes_max:
             raise LimitExceeded("the request is larger than a frame; ask for less at once", field="frame_bytes_max",
                                 limit=self.stream.frame_bytes_max, length_bytes=size - 4)
-        mp_rpc_length(frame, size - 4)
         self._enter_call()
         try:
             enter(&self.stream, w, message_id)
             try:
                 with nogil:
-                    status = send_frame(&self.stream, frame, size, deadline)
+                    status = send_frame(&self.stream, f.data, size, deadline)
                     if status == 0:
                         status = wait_done(&self.stream, w, deadline)
                 while status == WOKEN:

@@ -1,5 +1,5 @@
 from collections.abc import Iterable
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, Self, final
 
 REQUEST: Final[int]
 CLOSED: Final[int]
@@ -33,9 +33,9 @@ class _Limits(Protocol):
 
 @final
 class RpcServer:
-    def __init__(
-        self, limits: _Limits, *, hot: _HotMethods | None = None, methods: Iterable[str] = ()
-    ) -> None: ...
+    def __new__(
+        cls, limits: _Limits, *, hot: _HotMethods | None = None, methods: Iterable[str] = ()
+    ) -> Self: ...
     def add(self, fd: int, label: str = "") -> int: ...
     def wake(self) -> None: ...
     def label(self, connection: int) -> str: ...
