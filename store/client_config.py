@@ -57,7 +57,7 @@ class Verify(StrEnum):
 class ClientConfig:
     """Settings of one pool. Raises `UsageError` that names the wrong field."""
 
-    #: Masters, in order of preference: "host:port", "unix:/path" or "unix:@name". Empty: an embedded pool.
+    #: Masters, in order of preference: "host:port", "/path/of/a/socket" or "@name". Empty: an embedded pool.
     addresses: tuple[str, ...] = ()
     #: Name under which the master and its logs know this client; "" takes the host name and the process id.
     name: str = ""

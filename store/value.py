@@ -26,12 +26,8 @@ _SMALL_CLASSES: Final = (512, 1024, 2048)
 _SLAB_BYTES: Final = 4 * MIB
 
 
-class Value(Payload):
-    """An object's bytes, owned by whoever holds this; writable, for it is a copy.
-
-    `close` (or the end of a `with` block, or dropping it) gives the memory back, once no view of it lives.
-    After that a use raises UsageError.
-    """
+class ObjectBytes(Payload):
+    """An object's bytes as a buffer: what values and views have in common."""
 
     __slots__ = ("object_id",)
 
@@ -40,7 +36,7 @@ class Value(Payload):
 
     @property
     def view(self) -> memoryview:
-        """A writable view of the bytes; it keeps the memory in use."""
+        """A view of the bytes; it keeps the memory in use."""
         return memoryview(self)
 
     def __bytes__(self) -> bytes:
@@ -50,7 +46,7 @@ class Value(Payload):
         """An array over the bytes, no copy; it keeps the memory in use as long as it lives."""
         import numpy as np
 
-        array = np.frombuffer(self, dtype=dtype)
+        array: numpy.ndarray[Any, Any] = np.frombuffer(self.view, dtype=dtype)
         return array if shape is None else array.reshape(shape)
 
     def __eq__(self, other: object) -> bool:
@@ -70,6 +66,17 @@ class Value(Payload):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.size_bytes} bytes"
         return f"<{type(self).__name__} of object {self.object_id:#x}, {state}>"
+
+
+@final
+class Value(ObjectBytes):
+    """An object's bytes, owned by whoever holds this; writable, for it is a copy.
+
+    `close` (or the end of a `with` block, or dropping it) gives the memory back, once no view of it lives.
+    After that a use raises UsageError.
+    """
+
+    __slots__ = ()
 
 
 def class_bytes(size: int) -> int:

@@ -1,0 +1,253 @@
+"""The calls of a pool, as coroutines: keys and buffers in, results out. `Pool`, `AsyncPool` are their faces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, final
+
+from moonpool.errors import MoonpoolError, ProtocolError, UsageError
+from moonpool.store.client_config import Verify, check_verify
+from moonpool.store.client_context import Context, Span
+from moonpool.store.client_link import spread
+from moonpool.store.client_results import GetResult, GetStatus, Listed, PutPolicy, PutResult, PutStatus
+from moonpool.store.errors import DestinationTooSmall
+from moonpool.store.keys import as_key
+from moonpool.store.reading import Reader
+from moonpool.store.reading_recovery import Recovery
+from moonpool.store.records import Pin, RemoveCode
+from moonpool.store.value import Value
+from moonpool.store.writing import Writer
+
+Key: TypeAlias = str | bytes | bytearray | memoryview
+_PAGE_KEYS: Final = 1_000
+IF_LEASED: Final = ("defer", "refuse")
+
+
+class Removal(NamedTuple):
+    """How to remove: what to do about leases, and whether hard pins count."""
+
+    if_leased: str = "defer"
+    force: bool = False
+
+    def check(self) -> Removal:
+        """Itself; UsageError for a word that is none of the two."""
+        if self.if_leased not in IF_LEASED:
+            raise UsageError(f"if_leased={self.if_leased!r}: choose 'defer' or 'refuse'", field="if_leased")
+        return self
+
+
+@final
+class Calls:
+    """Everything a pool can do, over one context."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.reader = Reader(context)
+        self.reader.recover = Recovery(self.reader).run
+        self.writer = Writer(context)
+        self._verify = check_verify(context.config.verify)
+
+    # ---- put -----------------------------------------------------------------------------------------------
+
+    async def put_many(
+        self, keys: Sequence[Key], values: Sequence[Any], policy: PutPolicy | None, wait_ms: int | None
+    ) -> list[PutResult]:
+        """One result a key; a key's own failure is in its result."""
+        if len(keys) != len(values):
+            raise UsageError(f"{len(keys)} keys and {len(values)} values: give one value for each key")
+        raw = [as_key(key) for key in keys]
+        spans = [Span.of(value, writable=False) for value in values]
+        waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
+        results: list[PutResult] = []
+        for part in self._parts(spans):
+            chosen = slice(part.start, part.stop)
+            results += await self.writer.put(raw[chosen], spans[chosen], policy, waits)
+        self._forget(raw, policy)
+        return results
+
+    async def put(self, key: Key, value: Any, policy: PutPolicy | None, wait_ms: int | None) -> PutResult:
+        """As `put_many` for one key, but its failure is raised."""
+        waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
+        raw = [as_key(key)]
+        results = await self.writer.put(raw, [Span.of(value, writable=False)], policy, waits)
+        self._forget(raw, policy)
+        if results[0].status is PutStatus.FAILED and results[0].error is not None:
+            raise results[0].error
+        return results[0]
+
+    def _parts(self, spans: Sequence[Span]) -> list[range]:
+        """Ranges of at most batch_keys_max keys and about batch_bytes_max bytes."""
+        config = self.context.config
+        parts, start, held = [], 0, 0
+        for i, span in enumerate(spans):
+            if i > start and (
+                i - start >= config.batch_keys_max or held + span.total > config.batch_bytes_max
+            ):
+                parts.append(range(start, i))
+                start, held = i, 0
+            held += span.total
+        return [*parts, range(start, len(spans))] if spans else parts
+
+    def _forget(self, keys: Sequence[bytes], policy: PutPolicy | None) -> None:
+        cache = self.context.cache
+        if cache is not None and policy is not None and policy.replace:
+            for key in keys:
+                cache.forget(key)
+
+    # ---- get -----------------------------------------------------------------------------------------------
+
+    async def get_many(self, keys: Sequence[Key], verify: str | None) -> list[Value | None]:
+        """A value a key, None for a miss. Raises the first key's error that cannot be read."""
+        raw = [as_key(key) for key in keys]
+        values: list[Value | None] = [None] * len(raw)
+        pool = self.context.values
+
+        def memory(number: int, size: int) -> Span:
+            value = pool.take(size)
+            values[number] = value
+            return Span((value,), [value.address], [size])
+
+        results = await self._read(raw, memory, self._way(verify), 0)
+        for number, result in enumerate(results):
+            if result.error is not None:
+                raise result.error
+            value = values[number]
+            if result.status is GetStatus.HIT and value is not None:
+                value.object_id = result.object_id
+            else:
+                values[number] = None
+        return values
+
+    async def get_into_many(
+        self, keys: Sequence[Key], destinations: Sequence[Any], verify: str | None
+    ) -> list[GetResult]:
+        """One result a key; a key's own failure is in its result."""
+        if len(keys) != len(destinations):
+            raise UsageError(f"{len(keys)} keys and {len(destinations)} buffers: give one for each key")
+        raw = [as_key(key) for key in keys]
+        spans = [Span.of(one, writable=True) for one in destinations]
+
+        def memory(number: int, size: int) -> Span:
+            span = spans[number]
+            if size > span.total:
+                raise DestinationTooSmall(length_bytes=size, limit=span.total, index=number)
+            return span.first(size)
+
+        return await self._read(raw, memory, self._way(verify), sum(span.total for span in spans))
+
+    async def get_into(self, key: Key, destination: Any, verify: str | None) -> GetResult:
+        """As `get_into_many` for one key, but its failure is raised."""
+        result = (await self.get_into_many([key], [destination], verify))[0]
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def _way(self, verify: str | None) -> Verify:
+        return self._verify if verify is None else check_verify(verify)
+
+    async def _read(
+        self, keys: Sequence[bytes], memory: Any, verify: Verify, expected_bytes: int
+    ) -> list[GetResult]:
+        most = self.context.config.batch_keys_max
+        if len(keys) <= most:
+            return await self.reader.read(keys, memory, verify, expected_bytes) if keys else []
+        results: list[GetResult] = []
+        for part in spread(keys, most):
+
+            def shifted(number: int, size: int, start: int = part.start) -> Span:
+                span: Span = memory(start + number, size)
+                return span
+
+            chosen = keys[part.start : part.stop]
+            share = expected_bytes * len(part) // len(keys)
+            results += await self.reader.read(chosen, shifted, verify, share)
+        return results
+
+    # ---- names ---------------------------------------------------------------------------------------------
+
+    async def exists_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each key has a complete object."""
+        raw = [as_key(key) for key in keys]
+        found: list[bool] = []
+        for part in spread(raw, self.context.config.batch_keys_max):
+            chosen = raw[part.start : part.stop]
+            answer = await self.context.link.ask_plain("exists", list(reversed(chosen)), 0)
+            if not isinstance(answer, bytes) or len(answer) != len(chosen):
+                raise ProtocolError("the master's answer to exists is not one byte a key")
+            found += [flag != 0 for flag in reversed(answer)]
+        return found
+
+    async def remove_many(self, keys: Sequence[Key], how: Removal) -> list[RemoveCode]:
+        """What became of each key. Returns when no reader anywhere can get one of the old objects."""
+        raw = [as_key(key) for key in keys]
+        codes: list[RemoveCode] = []
+        for part in spread(raw, self.context.config.batch_keys_max):
+            chosen = raw[part.start : part.stop]
+            answer = await self.context.link.ask("remove", chosen, how.if_leased, how.force, wait_ms=5_000)
+            codes += [RemoveCode(code) for code in answer[1]]
+        if self.context.cache is not None:
+            for key in raw:
+                self.context.cache.forget(key)
+        return codes
+
+    async def remove_prefix(self, prefix: bytes | None, how: Removal) -> int:
+        """How many objects whose keys begin so (None: all of the tenant) were removed."""
+        cursor: Any = None
+        removed = 0
+        method, first = ("remove_all", ()) if prefix is None else ("remove_prefix", (prefix,))
+        while True:
+            answer = await self.context.link.ask(
+                method, *first, how.if_leased, how.force, _PAGE_KEYS, cursor, wait_ms=5_000
+            )
+            removed += int(answer[1])
+            cursor = answer[2]
+            if cursor is None:
+                break
+        if self.context.cache is not None:
+            self.context.cache.clear()
+        return removed
+
+    async def page(self, prefix: bytes, cursor: Any) -> tuple[list[Listed], Any]:
+        """The next objects whose keys begin so, and a cursor for those after them, None at the end."""
+        answer = await self.context.link.ask("list", prefix, _PAGE_KEYS, cursor)
+        found = [
+            Listed(key, size, object_type, Pin(pin), places)
+            for key, size, object_type, pin, places in answer[1]
+        ]
+        return found, answer[2]
+
+    async def stat_many(self, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
+        """What the master knows of each key; None for a key without an object."""
+        answer = await self.context.link.ask("stat", [as_key(key) for key in keys])
+        return list(answer[1])
+
+    async def pin_many(self, keys: Sequence[Key], pin: Pin, soft_pin_ms: int) -> list[bool]:
+        """True for each key that has an object, whose pin is as asked now."""
+        answer = await self.context.link.ask("pin", [as_key(key) for key in keys], int(pin), soft_pin_ms)
+        return [code == 0 for code in answer[1]]
+
+    async def status(self) -> dict[str, Any]:
+        """Gauges, nodes and segments, as the master tells them."""
+        answer: dict[str, Any] = await self.context.link.ask_plain("status")
+        return answer
+
+
+def policy_of(policy: PutPolicy | None, changes: dict[str, Any]) -> PutPolicy | None:
+    """A policy from the keywords of a call. UsageError for a name that is none."""
+    if not changes:
+        return policy
+    if policy is not None:
+        raise UsageError("give a policy, or its fields as keywords, not both", field="policy")
+    try:
+        return PutPolicy(**changes)
+    except TypeError:
+        known = set(PutPolicy.__dataclass_fields__)
+        wrong = sorted(changes.keys() - known)
+        if not wrong:
+            raise
+        raise UsageError(f"a put has no setting {wrong[0]!r}; there are {', '.join(sorted(known))}") from None
+
+
+def first_error(results: Sequence[GetResult | PutResult]) -> MoonpoolError | None:
+    """The first key's error among the results of a many-form; None when each ended in an outcome."""
+    return next((result.error for result in results if result.error is not None), None)

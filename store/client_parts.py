@@ -1,0 +1,128 @@
+"""A pool's parts, put together and taken apart in order."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+from moonpool.engine.engine import Engine
+from moonpool.engine.fork import forget_forks, watch_forks
+from moonpool.errors import UsageError
+from moonpool.store.client_calls import Calls
+from moonpool.store.client_config import FIELDS, ClientConfig
+from moonpool.store.client_context import Context
+from moonpool.store.client_link import MasterLink
+from moonpool.store.errors import ForkedPool, PoolClosed, StoreError
+from moonpool.store.location_cache import LocationCache
+from moonpool.store.segments_view import SegmentsView
+from moonpool.store.value import ValuePool
+from moonpool.units import MS_PER_S, NS_PER_MS
+
+if TYPE_CHECKING:
+    from moonpool.store.client_io import Io
+
+#: Settings of `connect` that are the engine's, by its names for them.
+_OF_THE_ENGINE = {"secret": "cluster_secret", "cluster_secret": "cluster_secret", "transports": "transports"}
+#: A cached location is used for this much of its lease: clocks and messages take the rest.
+_LEASE_SHARE = 0.9
+
+
+def settle(addresses: tuple[str, ...], config: ClientConfig | None, settings: dict[str, Any]) -> ClientConfig:
+    """One config out of what `connect` was given. UsageError for a name that is no setting."""
+    changes = dict(settings)
+    base = config or ClientConfig()
+    engine = {_OF_THE_ENGINE[name]: changes.pop(name) for name in _OF_THE_ENGINE.keys() & changes.keys()}
+    unknown = sorted(changes.keys() - set(FIELDS))
+    if unknown:
+        known = ", ".join((*FIELDS, *_OF_THE_ENGINE))
+        raise UsageError(f"connect has no setting {unknown[0]!r}; there are {known}", field=unknown[0])
+    if addresses:
+        changes["addresses"] = addresses
+    if engine:
+        changes["engine"] = replace(changes.get("engine", base.engine), **engine)
+    return replace(base, **changes)
+
+
+@final
+class PoolParts:
+    """What one pool owns. `close` in any state, once; afterwards `ended` says what calls raise."""
+
+    def __init__(self, context: Context, owned: list[Callable[[], None]]) -> None:
+        self.context = context
+        self.calls = Calls(context)
+        #: None while calls may be made.
+        self.ended: type[StoreError] | None = None
+        self._owned = owned
+        self._pid = os.getpid()
+        watch_forks(self)
+
+    async def close(self) -> None:
+        """Leaves the master, then takes the rest apart, in the order opposite to how it was made."""
+        if self.ended is not None:
+            return
+        self.ended = PoolClosed
+        forget_forks(self)
+        await self.context.link.close()
+        self.context.segments.close()
+        await self.context.io.blocking(self._close_owned)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: every call raises, and the parent's connections stay the parent's."""
+        self.ended = ForkedPool
+        self._owned.clear()
+        self.context.link.abandon()
+
+    def _close_owned(self) -> None:
+        while self._owned:
+            self._owned.pop()()
+
+
+async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> PoolParts:
+    """Starts what the pool needs and joins the master. Raises as `connect`; leaves nothing behind then."""
+    owned: list[Callable[[], None]] = []
+    engine = Engine(config.engine)
+    owned.append(engine.close)
+    io = make_io(engine)
+    try:
+        if not config.addresses:
+            from moonpool.store.embedded_pool import EmbeddedPool
+
+            embedded = await io.blocking(EmbeddedPool, config, engine)
+            owned.append(embedded.close)
+            config = replace(config, addresses=(embedded.address,))
+        link = MasterLink(config, io, (engine.instance, _name_of(config), socket.gethostname()))
+        segments = SegmentsView(engine, config.segments_open_max, config.connect_timeout_ms / MS_PER_S)
+        context = Context(
+            config=config,
+            engine=engine,
+            io=io,
+            link=link,
+            segments=segments,
+            values=ValuePool(engine, config.value_pool_bytes),
+            cache=_cache_of(config),
+        )
+        await context.fetch_segments()
+        if config.contribute_bytes:
+            from moonpool.store.embedded_pool import contribute
+
+            node = await io.blocking(contribute, config, engine)
+            owned.append(node.close)
+        return PoolParts(context, owned)
+    except BaseException:
+        while owned:
+            owned.pop()()
+        raise
+
+
+def _name_of(config: ClientConfig) -> str:
+    return config.name or f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _cache_of(config: ClientConfig) -> LocationCache | None:
+    if not config.location_cache_keys:
+        return None
+    lease_ns = int(config.location_lease_ms * NS_PER_MS * _LEASE_SHARE)
+    return LocationCache(config.location_cache_keys, lease_ns)
