@@ -10,14 +10,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from moonpool.config_text import from_text, from_toml, read_bounded, read_toml
 from moonpool.errors import UsageError
-from moonpool.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_US, parse_duration_ns, parse_size
+from moonpool.units import GIB, KIB, MIB
 
 ENV_PREFIX: Final = "MOONPOOL_"
 TCP_IO_CHOICES: Final = ("auto", "blocking", "epoll", "io_uring")
@@ -26,12 +26,9 @@ METADATA_SCHEMES: Final = ("redis://", "rediss://", "redis+unix://")
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4 * KIB
 NAME_BYTES_MAX: Final = 255
-CONFIG_FILE_BYTES_MAX: Final = 1 * MIB
 
 _HOUR_MS: Final = 3_600_000
 _WORD: Final = re.compile(r"[a-z0-9_.-]{1,32}\Z", re.ASCII)
-
-_INTEGER: Final = re.compile(r"\s*[+-]?\d{1,20}(_\d{1,20}){0,6}\s*\Z", re.ASCII)
 
 # Inclusive bounds of the integer fields. The upper ones keep a slip of the pen from exhausting the machine.
 _RANGES: Final[dict[str, tuple[int, int]]] = {
@@ -164,7 +161,7 @@ class EngineConfig:
         for one in fields(cls):
             variable = ENV_PREFIX + one.name.upper()
             if variable in source:
-                changes[one.name] = _from_text(one.name, one.type, source[variable], variable)
+                changes[one.name] = from_text(one.name, one.type, source[variable], variable)
         secret_file = source.get(ENV_PREFIX + "CLUSTER_SECRET_FILE")
         if secret_file is not None:
             changes["cluster_secret"] = _secret_from(Path(secret_file), changes)
@@ -178,11 +175,7 @@ def load_config(path: str | os.PathLike[str]) -> EngineConfig:
     for an unreadable file, bad TOML, an unknown key or a wrong value, and names it.
     """
     file = Path(path)
-    try:
-        document = tomllib.loads(_read_bounded(file).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise UsageError(f"{file} is not valid TOML: {exc}", value=str(file)) from exc
-    table = document.get("engine", {})
+    table = read_toml(file).get("engine", {})
     if not isinstance(table, dict):
         raise UsageError(f"{file}: engine must be a table; write [engine] above its keys", field="engine")
     types = {one.name: one.type for one in fields(EngineConfig)}
@@ -190,7 +183,7 @@ def load_config(path: str | os.PathLike[str]) -> EngineConfig:
     if unknown:
         raise UsageError(f"{file}: unknown key {unknown[0]!r} in [engine]; remove it", field=unknown[0])
     changes: dict[str, Any] = {
-        name: _from_toml(name, types[name], value) for name, value in table.items() if name in types
+        name: from_toml(name, types[name], value) for name, value in table.items() if name in types
     }
     if "cluster_secret_file" in table:
         named = table["cluster_secret_file"]
@@ -293,75 +286,13 @@ def _check_between_fields(config: EngineConfig) -> None:
             raise _wrong(name, getattr(config, name), rule)
 
 
-_BOOLEANS: Final = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
-
-
-def _integer_from_text(name: str, text: str) -> int:
-    if _INTEGER.match(text):
-        return int(text)
-    if name.endswith("_bytes"):
-        return parse_size(text)
-    for suffix, unit_ns in (("_ms", NS_PER_MS), ("_us", NS_PER_US)):
-        if name.endswith(suffix):
-            whole, rest = divmod(parse_duration_ns(text), unit_ns)
-            if rest:
-                raise UsageError(f"{text!r} is not a whole number of {suffix[1:]}", field=name, value=text)
-            return whole
-    raise _wrong(name, text, "must be a whole number")
-
-
-def _boolean_from_text(name: str, text: str) -> bool:
-    if text.strip().lower() not in _BOOLEANS:
-        raise _wrong(name, text, f"must be one of {', '.join(_BOOLEANS)}")
-    return _BOOLEANS[text.strip().lower()]
-
-
-_TEXT_READERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "int": _integer_from_text,
-    "bool": _boolean_from_text,
-    "str": lambda _, text: text,
-    "bytes | None": lambda _, text: text.encode() if text else None,
-    "tuple[str, ...]": lambda _, text: tuple(part.strip() for part in text.split(",") if part.strip()),
-}
-
-
-def _from_text(name: str, declared: object, text: str, variable: str) -> Any:
-    try:
-        return _TEXT_READERS[str(declared)](name, text)
-    except UsageError as exc:
-        raise UsageError(f"environment variable {variable}: {exc.message}", field=name) from exc
-
-
-def _from_toml(name: str, declared: object, value: Any) -> Any:
-    if isinstance(value, str):
-        return _TEXT_READERS[str(declared)](name, value)
-    if isinstance(value, list) and declared == "tuple[str, ...]":
-        return tuple(value)
-    return value
+def process_environment() -> Mapping[str, str]:
+    """A copy of the process environment, for whoever builds configs at the edge."""
+    return dict(os.environ)
 
 
 def _secret_from(file: Path, changes: Mapping[str, Any]) -> bytes:
     """The file's bytes without the line end an editor adds."""
     if "cluster_secret" in changes:
         raise UsageError("give cluster_secret or cluster_secret_file, not both", field="cluster_secret")
-    return _read_bounded(file).rstrip(b"\r\n")
-
-
-def _read_bounded(file: Path) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(CONFIG_FILE_BYTES_MAX + 1)
-    except OSError as exc:
-        raise UsageError(f"cannot read {file}: {exc.strerror}; check the path and its rights") from exc
-    if len(data) > CONFIG_FILE_BYTES_MAX:
-        raise UsageError(f"{file} is larger than {CONFIG_FILE_BYTES_MAX} bytes; is it the right file?")
-    return data
+    return read_bounded(file).rstrip(b"\r\n")

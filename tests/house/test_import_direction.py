@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-VOCABULARY = frozenset({"errors", "config", "units", "ids", "clock", "operations", "events", "buffer"})
+VOCABULARY = frozenset(
+    {
+        "errors",
+        "config",
+        "config_text",
+        "config_sections",
+        "units",
+        "ids",
+        "clock",
+        "operations",
+        "events",
+        "buffer",
+    }
+)
 CORE = frozenset({"vocabulary", "native", "wire", "metadata", "topology", "metrics", "transport", "engine"})
 #: room: the rooms it may import besides itself. A new room is a new line, with a reason to be there.
 ARROWS: dict[str, frozenset[str]] = {
