@@ -1,0 +1,4 @@
+"""A seeded world for the store.
+
+Its production cores between modelled processes, network, memory and Redis.
+"""

@@ -1,0 +1,143 @@
+"""What all tasks of one client process share.
+
+Its link to the leader, lanes to nodes, mapped memory, its history.
+
+It knows what a client knows: a connection to whoever says it leads, lanes to nodes, mapped memory of nodes
+on its own host, a clock of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moonpool.bench.chaos_history import History, PutRecord
+from simworld.leader_link import LeaderLink
+from simworld.memory import Engine, Lane, MappedWriter
+from simworld.network import Network
+from simworld.process import Process
+from simworld.values import Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client behaves."""
+
+    read_timeout_ms: int = 800
+    write_timeout_ms: int = 2_000
+    lease_ms: int = 300
+    #: How long after the look-up a cached location may be used: the location lease, less a tenth.
+    location_ms: int = 1_800
+    attempts_max: int = 8
+    #: Whether it maps the memory of nodes on its host; else it reaches them by lanes like any other.
+    maps_memory: bool = True
+    tenant: str = "default"
+
+
+class ClientWatch(Protocol):
+    """Told of what a client sees and cannot judge by itself."""
+
+    def missed(self, record: PutRecord, at: int) -> None:
+        """A get missed a stored value that no remove explains."""
+
+    def granted(self, endpoint: str, place: list[Any], size: int, tag: int) -> None:
+        """The leader gave an extent to a put."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A segment as the leader describes it."""
+
+    segment: int
+    endpoint: str
+    view_endpoint: str
+    host: str
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a client's machine offers, and what its doings are written down in."""
+
+    network: Network
+    #: Engines of all node processes that ever were, by endpoint; memory outlives its process while mapped.
+    engines: dict[str, Engine]
+    history: History
+    values: Values
+    watch: ClientWatch
+    notes: dict[str, int] = field(default_factory=dict)
+
+    def note(self, what: str) -> None:
+        """Counts something that happened."""
+        self.notes[what] = self.notes.get(what, 0) + 1
+
+
+class Client:
+    """One client process."""
+
+    def __init__(
+        self, process: Process, link: LeaderLink, surroundings: Surroundings, options: ClientOptions
+    ) -> None:
+        self.process = process
+        self.link = link
+        self.around = surroundings
+        self.options = options
+        self.instance = process.loop.chance.randbytes(16)
+        self.writer = MappedWriter(process)
+        link.join_params = lambda: [self.instance, process.name, process.host, options.tenant, ""]
+        self._lanes: dict[str, Lane] = {}
+        self._mapped: dict[str, Engine] = {}
+        self._remotes: dict[int, Remote] = {}
+
+    @property
+    def now(self) -> int:
+        """The world's time, for the history only."""
+        return self.process.loop.now
+
+    def clock_ms(self) -> int:
+        return self.process.clock.now_ms()
+
+    def named(self, key: bytes) -> str:
+        """The key in the history."""
+        return f"{self.options.tenant}/{key.decode()}"
+
+    async def remote(self, segment: int) -> Remote | None:
+        """Where a segment is, asked for when it is unknown."""
+        found = self._remotes.get(segment)
+        if found is not None:
+            return found
+        answer = await self.link.call("segments", [])
+        if answer is None or answer[0] is not None:
+            return None
+        for shown in answer[1][2]:
+            self._remotes[shown["id"]] = remote_of(shown)
+        return self._remotes.get(segment)
+
+    def mapped(self, remote: Remote) -> Engine | None:
+        """The engine whose memory is mapped here; maps it when its node is on this host and answers."""
+        found = self._mapped.get(remote.endpoint)
+        if found is not None:
+            return found
+        if not self.options.maps_memory or remote.host != self.process.host:
+            return None
+        engine = self.around.engines[remote.endpoint]
+        if not engine.process.is_running:
+            return None
+        engine.map_for_writing(self.instance, self.writer)
+        self._mapped[remote.endpoint] = engine
+        return engine
+
+    async def lane(self, remote: Remote) -> Lane | None:
+        """A lane to a node's engine, opened when there is none."""
+        lane = self._lanes.get(remote.endpoint)
+        if lane is not None and lane.is_open:
+            return lane
+        end = await self.around.network.connect(self.process, remote.endpoint)
+        if end is None:
+            return None
+        lane = self._lanes[remote.endpoint] = Lane(self.process, end)
+        return lane
+
+
+def remote_of(shown: dict[str, Any]) -> Remote:
+    """A segment from its map in the reply of `segments`."""
+    return Remote(shown["id"], shown["endpoint"], shown["view_endpoint"], shown["host"])

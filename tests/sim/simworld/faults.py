@@ -1,0 +1,153 @@
+"""What happens to a world, as a list of values.
+
+Each fault comes again and again while it lasts, then all heals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simworld.loop import MS
+from simworld.network import NetworkOptions
+
+if TYPE_CHECKING:
+    from simworld.world import World
+
+Blow = Callable[["World"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A name, what it does each time, and how long there is between two times at most."""
+
+    name: str
+    blows: tuple[Blow, ...] = ()
+    every_us_max: int = 1_200 * MS
+    network: NetworkOptions = NetworkOptions()
+    #: Redis may forget what it had said was written: acknowledged objects and removes may be undone by it.
+    loses_journal: bool = False
+
+
+def _kill_node(world: World) -> None:
+    node = world.choose(world.living_nodes())
+    if node is not None:
+        node.process.kill()
+        world.later_us(3_000, lambda: world.restart_node(node.name))
+
+
+def _stop_node(world: World) -> None:
+    node = world.choose(world.living_nodes())
+    if node is not None:
+        node.process.stop()
+        world.later_us(2_500, node.process.go_on)
+
+
+def _stop_master(world: World) -> None:
+    master = world.choose(world.living_masters(), prefer=lambda one: one.leads)
+    if master is not None:
+        master.process.stop()
+        world.later_us(3_000, master.process.go_on)
+
+
+def _kill_master(world: World) -> None:
+    master = world.choose(world.living_masters(), prefer=lambda one: one.leads)
+    if master is not None:
+        master.process.kill()
+        world.later_us(2_000, lambda: world.restart_master(master.name))
+
+
+def _kill_redis(world: World) -> None:
+    if world.redis.process.is_alive:
+        world.redis.process.kill()
+        world.later_us(900, world.restart_redis)
+
+
+def _stop_redis(world: World) -> None:
+    world.redis.process.stop()
+    server = world.redis.process
+    world.later_us(1_500, server.go_on)
+
+
+def _lose_redis_host(world: World) -> None:
+    if world.redis.process.is_alive:
+        world.redis.process.kill()
+        world.lose_redis_tail()
+        world.later_us(900, world.restart_redis)
+
+
+def _stop_client(world: World) -> None:
+    client = world.choose(world.living_clients())
+    if client is not None:
+        client.process.stop()
+        world.later_us(6_000, client.process.go_on)
+
+
+def _kill_client(world: World) -> None:
+    client = world.choose(world.living_clients())
+    if client is not None:
+        client.process.kill()
+        world.later_us(500, world.start_client)
+
+
+def _cut(world: World) -> None:
+    """One connection is reset, or all of one process."""
+    process = world.choose(world.processes())
+    if process is None:
+        return
+    connections = world.network.connections_of(process)
+    if not connections:
+        return
+    if world.loop.chance.random() < 0.7:
+        connections = [world.loop.chance.choice(connections)]
+    for connection in connections:
+        connection.cut()
+
+
+def _part(world: World) -> None:
+    hosts = sorted({process.host for process in world.processes()})
+    host, other = world.loop.chance.sample(hosts, 2)
+    world.network.part(host, other)
+    world.later_us(2_500, world.network.heal)
+
+
+def _isolate(world: World) -> None:
+    hosts = sorted({process.host for process in world.processes()})
+    host = world.loop.chance.choice(hosts)
+    for other in hosts:
+        if other != host:
+            world.network.part(host, other)
+    world.later_us(2_500, world.network.heal)
+
+
+def _jump_clock(world: World) -> None:
+    process = world.choose(world.processes())
+    if process is not None:
+        process.clock.jump(world.loop.chance.randint(1, 400 * MS))
+
+
+_SLOW = NetworkOptions(slow_share=0.2, slow_us_max=250 * MS)
+_NODE = (_kill_node, _stop_node)
+_MASTER = (_kill_master, _stop_master)
+_REDIS = (_kill_redis, _stop_redis)
+_CLIENT = (_kill_client, _stop_client)
+_NETWORK = (_cut, _part, _isolate)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(name="none"),
+    Fault(name="slow", network=_SLOW),
+    Fault(name="nodes", blows=_NODE),
+    Fault(name="masters", blows=_MASTER),
+    Fault(name="redis", blows=_REDIS),
+    Fault(name="clients", blows=_CLIENT, every_us_max=600 * MS),
+    Fault(name="network", blows=_NETWORK, every_us_max=600 * MS),
+    Fault(name="clocks", blows=(_jump_clock,), every_us_max=300 * MS),
+    Fault(name="redis_loss", blows=(_lose_redis_host,), loses_journal=True),
+    Fault(
+        name="everything",
+        blows=(*_NODE, *_MASTER, *_REDIS, *_CLIENT, *_NETWORK, _jump_clock),
+        every_us_max=500 * MS,
+        network=NetworkOptions(slow_share=0.05, slow_us_max=100 * MS),
+    ),
+)
