@@ -17,7 +17,8 @@ from moonpool.store.errors import JournalFenced, JournalLost, JournalUnavailable
 from moonpool.store.journal_config import JournalConfig
 from moonpool.store.journal_groups import Group, GroupQueue
 from moonpool.store.leadership import Lease, Won
-from moonpool.store.redis_link import Answer, RedisAddress, RedisLink, RedisRefusal, pack_command, pack_script
+from moonpool.store.redis_link import RedisAddress, RedisLink
+from moonpool.store.redis_resp import Answer, RedisRefusal, pack_command, pack_script
 from moonpool.store.redis_scripts import ALL, APPEND, FENCED, GAP, LOST, PUBLISH, RAISE, RELEASE, RENEW, Keys
 from moonpool.units import NS_PER_MS
 

@@ -34,7 +34,8 @@ from moonpool.store.journal_snapshots import SnapshotDuty
 from moonpool.store.journal_term import Term, connect_link, poll_ms
 from moonpool.store.leadership import Candidacy, Lease, Vacancy, describe, elect, watch
 from moonpool.store.private_redis import PrivateRedis
-from moonpool.store.redis_link import RedisAddress, RedisLink, RedisRefusal
+from moonpool.store.redis_link import RedisAddress, RedisLink
+from moonpool.store.redis_resp import RedisRefusal
 from moonpool.store.redis_scripts import Keys
 from moonpool.store.state import State
 from moonpool.store.tables import ObjectTable

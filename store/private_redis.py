@@ -25,7 +25,8 @@ from typing import Final, final
 
 from moonpool.errors import ResourceError, UsageError
 from moonpool.store.errors import JournalUnavailable
-from moonpool.store.redis_link import RedisAddress, RedisLink, RedisRefusal
+from moonpool.store.redis_link import RedisAddress, RedisLink
+from moonpool.store.redis_resp import RedisRefusal, pack_command
 from moonpool.units import MS_PER_S
 
 SOCKET_NAME: Final = "redis.sock"
@@ -149,7 +150,7 @@ class PrivateRedis:
             return self._child
         try:
             # No snapshot file: the append-only file has everything, and is flushed.
-            link.send(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n", 0)
+            link.send(pack_command(b"SHUTDOWN", b"NOSAVE"), 0)
         finally:
             link.close()
         return link.process_id

@@ -3,49 +3,29 @@
 The journal sends group after group without waiting for the answers, from one thread that also listens to
 its queue; so this class shows its descriptor, sends packed commands, and gives the answers that have come.
 It is also a plain blocking client (`call`) for everything else that the journal does. Not thread-safe.
-
-Source of the format: redis.io/docs/latest/develop/reference/protocol-spec (RESP2).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import socket
 import ssl
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, final
+from typing import Final, final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from moonpool.errors import AccessDenied, UsageError
+from moonpool.errors import AccessDenied, ProtocolError, UsageError
 from moonpool.store.errors import JournalUnavailable
-from moonpool.units import KIB, MIB, MS_PER_S
+from moonpool.store.redis_resp import Answer, AnswerParser, RedisRefusal, Script, pack_command, pack_script
+from moonpool.units import KIB, MS_PER_S
 
 REDIS_SCHEMES: Final = ("redis", "rediss", "redis+unix", "unix")
 _PORT: Final = 6379
 _READ_BYTES: Final = 256 * KIB
-#: Largest bulk string and longest array that an answer may hold; Redis itself would allow 512 MiB.
-BULK_BYTES_MAX: Final = 64 * MIB
-ARRAY_ITEMS_MAX: Final = 1_048_576
-_DEPTH_MAX: Final = 8
 _UNIX_PATH_MAX: Final = 108
-_LINE_BYTES_MAX: Final = 64 * KIB
-
-#: What Redis answers: a `RedisRefusal` stands where a command of a pipeline failed.
-Answer: TypeAlias = "bytes | int | None | list[Any] | RedisRefusal"
-
-
-@final
-class RedisRefusal(Exception):
-    """Redis answered a command with an error; `code` is its first word (OOM, NOSCRIPT, READONLY, …)."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = text.split(" ", 1)[0]
 
 
 @final
@@ -99,43 +79,13 @@ class RedisAddress:
 
 
 @final
-class Script:
-    """A Lua script and the digest by which Redis knows it."""
-
-    __slots__ = ("digest", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text.encode()
-        self.digest = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
-
-
-def pack_command(*words: bytes | str | int) -> bytes:
-    """One command as RESP bytes."""
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n" % len(data))
-        parts.append(data)
-        parts.append(b"\r\n")
-    return b"".join(parts)
-
-
-def pack_script(script: Script, keys: Sequence[bytes], *arguments: bytes | str | int) -> bytes:
-    """EVALSHA of a script that was loaded when the connection was made."""
-    return pack_command(b"EVALSHA", script.digest, len(keys), *keys, *arguments)
-
-
-@final
 class RedisLink:
     """An open connection; any failure of it raises `JournalUnavailable`, after which it must be closed."""
 
     def __init__(self, address: RedisAddress, timeout_ms: int, scripts: Sequence[Script] = ()) -> None:
         self.address = address
         self.timeout_ms = timeout_ms
-        self._buffer = bytearray()
-        self._at = 0
-        self._parser: Generator[None, None, Answer] | None = None
-        self._answers: list[Answer] = []
+        self._parser = AnswerParser()
         #: Answers that commands already sent still owe.
         self.owed = 0
         try:
@@ -202,6 +152,7 @@ class RedisLink:
 
     def receive(self) -> list[Answer]:
         """The answers that have come, without waiting; call when the descriptor is readable."""
+        answers: list[Answer] = []
         while True:
             try:
                 data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT if not self.address.tls else 0)
@@ -211,11 +162,12 @@ class RedisLink:
                 raise self._away(f"cannot receive: {exc}") from exc
             if not data:
                 raise self._away("it closed the connection")
-            self._buffer += data
-            self._parse()
+            try:
+                answers += self._parser.feed(data)
+            except ProtocolError as exc:
+                raise self._away(exc.message) from exc
             if len(data) < _READ_BYTES and not self._pending_tls():
                 break
-        answers, self._answers = self._answers, []
         self.owed -= len(answers)
         return answers
 
@@ -260,72 +212,6 @@ class RedisLink:
             reason=reason,
             timeout_ms=self.timeout_ms,
         )
-
-    def _parse(self) -> None:
-        """Turns whole answers at the front of the buffer into values; keeps a partial one for later."""
-        while True:
-            if self._parser is None:
-                if self._at == len(self._buffer):
-                    break
-                self._parser = self._one(0)
-            try:
-                next(self._parser)
-            except StopIteration as done:
-                self._answers.append(done.value)
-                self._parser = None
-                continue
-            break
-        if self._at:
-            del self._buffer[: self._at]
-            self._at = 0
-
-    def _line(self) -> Generator[None, None, bytes]:
-        while True:
-            end = self._buffer.find(b"\r\n", self._at)
-            if end >= 0:
-                line = bytes(self._buffer[self._at : end])
-                self._at = end + 2
-                return line
-            if len(self._buffer) - self._at > _LINE_BYTES_MAX:
-                raise self._away("a line of its answer has no end")
-            yield
-
-    def _one(self, depth: int) -> Generator[None, None, Answer]:
-        line = yield from self._line()
-        kind, rest = line[:1], line[1:]
-        if kind == b"+":
-            return rest
-        if kind == b"-":
-            return RedisRefusal(rest.decode("utf-8", "replace"))
-        if kind not in (b":", b"$", b"*"):
-            raise self._away(f"its answer starts with {kind!r}, which is not RESP2")
-        number = self._number(rest)
-        if kind == b":":
-            return number
-        if number == -1:
-            return None
-        if kind == b"$":
-            return (yield from self._bulk(number))
-        if number > ARRAY_ITEMS_MAX or depth >= _DEPTH_MAX:
-            raise self._away(f"its answer holds an array of {number} at depth {depth}, over the bound")
-        items: list[Answer] = [None] * number
-        for index in range(number):
-            items[index] = yield from self._one(depth + 1)
-        return items
-
-    def _bulk(self, size: int) -> Generator[None, None, bytes]:
-        if not 0 <= size <= BULK_BYTES_MAX:
-            raise self._away(f"its answer holds a string of {size} bytes, over the bound")
-        while len(self._buffer) - self._at < size + 2:
-            yield
-        data = bytes(self._buffer[self._at : self._at + size])
-        self._at += size + 2
-        return data
-
-    def _number(self, text: bytes) -> int:
-        if not text.lstrip(b"-").isdigit() or len(text) > 20:
-            raise self._away(f"its answer has {text[:20]!r} for a number")
-        return int(text)
 
 
 def _dial_unix(path: str, timeout_s: float) -> socket.socket:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from moonpool.store.redis_link import Script
+from moonpool.store.redis_resp import Script
 
 FORMAT_VERSION: Final = 1
 TOKEN_BYTES: Final = 32

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, final
 
 from moonpool.store.errors import SnapshotDamaged
-from moonpool.store.redis_link import RedisLink, pack_command
+from moonpool.store.redis_link import RedisLink
+from moonpool.store.redis_resp import pack_command
 from moonpool.store.redis_scripts import Keys
 from moonpool.store.state import State
 from moonpool.store.tables import ObjectTable
