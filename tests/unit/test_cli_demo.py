@@ -165,7 +165,7 @@ def test_a_target_that_does_not_start_is_reported_and_reaped(
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The demo in a process of its own, without a terminal."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "moonpool.cli", "demo", "--seconds", "0.1", *arguments],
+        [sys.executable, "-P", "-m", "moonpool.cli", "demo", "engine", "--seconds", "0.1", *arguments],
         capture_output=True,
         text=True,
         timeout=100,
@@ -202,7 +202,18 @@ def test_demo_on_a_terminal_redraws_its_table() -> None:
     master, slave = os.openpty()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "moonpool.cli", "demo", "--seconds", "1", "--transport", "shm"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "moonpool.cli",
+                "demo",
+                "engine",
+                "--seconds",
+                "1",
+                "--transport",
+                "shm",
+            ],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -238,7 +249,7 @@ def test_one_wrong_byte_makes_the_demo_fail(
 
     monkeypatch.setattr(traffic.Cell, "_verify", lose_a_byte)
     with pytest.raises(SystemExit) as caught:
-        main(["demo", "--seconds", "0.1", "--transport", "shm", *(["--json"] if as_json else [])])
+        main(["demo", "engine", "--seconds", "0.1", "--transport", "shm", *(["--json"] if as_json else [])])
     assert caught.value.code == 1
     output = capsys.readouterr().out
     assert ('"ok": false' if as_json else "2 wrong bytes") in output
@@ -249,6 +260,6 @@ def test_wrong_options_are_usage_errors(
     arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["demo", *arguments])
+        main(["demo", "engine", *arguments])
     assert caught.value.code == 2
     assert capsys.readouterr().err

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from moonpool.errors import UsageError
+from moonpool.units import parse_size
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,11 +20,30 @@ PLAIN_WIDTH: Final = 200
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code says."""
+    """What a command's exit code says.
+
+    `FAILURE` is also the answer no: a key that is not there, one that exists already, a pool that is full.
+    """
 
     OK = 0
     FAILURE = 1
     USAGE = 2
+    UNAVAILABLE = 3
+
+
+class Size(click.ParamType):
+    """Bytes, written as "4GiB", "64 KiB", "1.5 GB" or a plain number."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes as a number; fails as a usage error."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(str(value))
+        except UsageError as exc:
+            self.fail(exc.message, param, ctx)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -30,6 +52,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 def print_json(value: Any) -> None:
     """Prints JSON with a line feed, non-ASCII characters escaped, so that any locale can print it."""
     click.echo(json.dumps(value, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """Prints JSON on one line, at once, for a program that reads lines."""
+    click.echo(json.dumps(value, separators=(",", ":")))
+    sys.stdout.flush()
 
 
 def make_console() -> Console:
