@@ -36,8 +36,9 @@ UNANSWERED_READS_MAX: Final = 2
 UNANSWERED_OTHERS_MAX: Final = 64
 
 _HEADER: Final = Struct("<HBBIQQQ")
-#: The last 24 bytes of an entry wait for the grants of pool WRITEs; all zero until then.
-_NO_GRANT: Final = bytes(24)
+GRANT_BYTES: Final = 24
+#: What a READ, and a WRITE that shows no grant, have in the last bytes of their entries.
+_NO_GRANT: Final = bytes(GRANT_BYTES)
 _ENTRY: Final = Struct("<QQQ16s24s")
 
 
@@ -71,12 +72,16 @@ class GroupHeader:
 @final
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One transfer of a group: bytes [offset, offset + length) of a region, and the key that allows it."""
+    """One transfer of a group: bytes [offset, offset + length) of a region, and the key that allows it.
+
+    `grant` is what a pool WRITE shows (docs/store/architecture.md); READs show none.
+    """
 
     region: int
     offset: int
     length: int
     key: bytes
+    grant: bytes = _NO_GRANT
 
 
 @final
@@ -113,6 +118,8 @@ def entries_fault(header: GroupHeader, entries: Sequence[Entry]) -> str | None:
         return f"the header counts {header.count} entries and {len(entries)} are there"
     if any(entry.length > LENGTH_MAX for entry in entries):
         return f"an entry is longer than {LENGTH_MAX} bytes"
+    if header.op is not LaneOp.WRITE and any(entry.grant != _NO_GRANT for entry in entries):
+        return f"an entry of a {header.op.name} group shows a grant; only WRITEs do"
     total = sum(entry.length for entry in entries)
     if header.op in OPS_WITH_ENTRIES and total != header.payload_bytes:
         return f"the header says {header.payload_bytes} bytes and the entries {total}"
@@ -123,6 +130,8 @@ def encode_group(header: GroupHeader, entries: Sequence[Entry] = ()) -> bytes:
     """Header and entries of a group; the caller sends the payload after it. `UsageError` if a rule breaks."""
     for index, entry in enumerate(entries):
         numbers = (entry.region, entry.offset, entry.length)
+        if len(entry.grant) != GRANT_BYTES:
+            raise UsageError(f"a grant has {GRANT_BYTES} bytes", index=index)
         if len(entry.key) != KEY_BYTES or min(numbers) < 0 or max(numbers) > U64_MAX:
             raise UsageError(f"an entry has a key of {KEY_BYTES} bytes and u64 numbers", index=index)
     fault = group_fault(header) or entries_fault(header, entries)
@@ -132,7 +141,7 @@ def encode_group(header: GroupHeader, entries: Sequence[Entry] = ()) -> bytes:
     _HEADER.pack_into(out, 0, MAGIC, header.op, 0, header.count, header.group_id, header.payload_bytes, 0)
     for index, entry in enumerate(entries):
         at = HEADER_BYTES + index * ENTRY_BYTES
-        _ENTRY.pack_into(out, at, entry.region, entry.offset, entry.length, entry.key, _NO_GRANT)
+        _ENTRY.pack_into(out, at, entry.region, entry.offset, entry.length, entry.key, entry.grant)
     return bytes(out)
 
 
@@ -154,11 +163,7 @@ def decode_entries(header: GroupHeader, raw: bytes | memoryview) -> tuple[Entry,
     """The entries of a group; raises `ProtocolError` for a broken rule."""
     entries = []
     for region, offset, length, key, grant in _ENTRY.iter_unpack(raw):
-        if grant != _NO_GRANT:
-            raise ProtocolError(
-                "an entry carries a grant, which version 1 does not know", operation=header.op.name
-            )
-        entries.append(Entry(region, offset, length, key))
+        entries.append(Entry(region, offset, length, key, grant))
     fault = entries_fault(header, entries)
     if fault:
         raise ProtocolError(fault, operation=header.op.name)

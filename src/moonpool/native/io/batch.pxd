@@ -78,6 +78,7 @@ cdef struct mp_batch:
     uint8_t* status
     uint64_t* digest         # NULL: not asked for
     uint64_t* digest_at      # n + 1 positions in digest
+    uint8_t* grants          # 24 bytes for each transfer, shown by WRITEs over lanes; NULL: none
     uint64_t bytes
     uint64_t deadline_ns     # 0: none
     uint64_t started_ns

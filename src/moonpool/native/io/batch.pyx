@@ -40,6 +40,9 @@ cdef extern from "sys/socket.h" nogil:
     int shutdown(int fd, int how)
     int SHUT_RDWR
 
+cdef enum:
+    GRANT_BYTES = 24
+
 OPERATIONS = {OP_READ: "READ", OP_WRITE: "WRITE"}
 # Transfers are counted in 32 bits where a path lists those that it carries.
 TRANSFERS_MAX = 0xFFFFFFFF
@@ -54,6 +57,7 @@ cdef void batch_release(mp_batch* batch) noexcept nogil:
         free(batch.local)
     free(batch.digest)
     free(batch.digest_at)
+    free(batch.grants)
     free(batch.notice)
     pthread_mutex_destroy(&batch.lock)
     pthread_cond_destroy(&batch.ended)
@@ -317,6 +321,26 @@ cdef class Batch:
                 )
         self.holds = held
         batch.trusted = 1
+
+    def attach_grants(self, grants) -> None:
+        """Show these grants, 24 bytes for each transfer, with the batch's WRITEs. A buffer, which is copied."""
+        cdef const uint8_t[::1] given = grants
+        if self.raw.op != OP_WRITE or self.raw.grants != NULL:
+            raise UsageError("grants are shown by a WRITE, and attached once", field="grants")
+        if <uint64_t>given.shape[0] != self.raw.n * GRANT_BYTES:
+            raise UsageError(
+                f"{self.raw.n} transfers show {self.raw.n * GRANT_BYTES} bytes of grants, not {given.shape[0]}",
+                field="grants",
+            )
+        self.raw.grants = <uint8_t*>malloc(self.raw.n * GRANT_BYTES)
+        if self.raw.grants == NULL:
+            raise OutOfMemory("no memory for grants")
+        memcpy(self.raw.grants, &given[0], self.raw.n * GRANT_BYTES)
+
+    @property
+    def grants(self):
+        """A copy of the attached grants, or None."""
+        return None if self.raw.grants == NULL else (<const char*>self.raw.grants)[: self.raw.n * GRANT_BYTES]
 
     def attach_notice(self, bytes message) -> None:
         """Send this notification to the segment's owner once every transfer completed."""

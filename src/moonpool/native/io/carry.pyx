@@ -137,7 +137,10 @@ cdef uint64_t encode_group(mp_run* run, mp_segment* segment, uint64_t* stop) noe
             memcpy(entry.key, segment.slots[<uint32_t>batch.region[i]].read_key, 16)
         else:
             memcpy(entry.key, segment.slots[<uint32_t>batch.region[i]].write_key, 16)
-        memset(entry.grant, 0, 24)
+        if batch.grants != NULL:
+            memcpy(entry.grant, batch.grants + 24 * i, 24)
+        else:
+            memset(entry.grant, 0, 24)
         payload += batch.length[i]
         entry += 1
         count += 1

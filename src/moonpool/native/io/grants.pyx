@@ -6,11 +6,20 @@ little endian: start and length of the extent in units of 64 bytes (5 bytes each
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
-
-from moonpool.errors import UsageError
+from moonpool.native.io.batch cimport (
+    mp_sync_init,
+    pthread_cond_destroy,
+    pthread_cond_t,
+    pthread_mutex_destroy,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
 
 from array import array
+
+from moonpool.errors import UsageError
 
 cdef extern from "siphash.h" nogil:
     uint64_t mp_siphash(uint64_t k0, uint64_t k1, const void* data, size_t size)
@@ -37,6 +46,8 @@ cdef extern from *:
 cdef enum:
     KEY_BYTES = 16
     NS_PER_MS = 1000000
+    DENIALS_MIN = 256
+    DENIALS_MAX = 1048576    # 32 MiB
 
 UNITS_MAX = (1 << 40) - 1
 
@@ -76,6 +87,7 @@ cdef bint grant_allows(mp_grants* grants, const uint8_t* entry) noexcept nogil:
     cdef const uint8_t* grant = entry + 40
     cdef uint64_t region, offset, length, first = 0, count = 0, mac, word
     cdef uint32_t deadline
+    cdef uint16_t tag
     memcpy(&word, grant, 8)
     memcpy(&mac, grant + 16, 8)
     memcpy(&count, grant + 5, 5)
@@ -94,17 +106,120 @@ cdef bint grant_allows(mp_grants* grants, const uint8_t* entry) noexcept nogil:
     count *= GRANT_UNIT
     if offset < first or offset - first > count or length > count - (offset - first):
         return refuse(grants, GRANT_OUTSIDE)
+    memcpy(&tag, grant + 14, 2)
+    if mp_get64(&grants.denying) and is_denied(grants, region, first // GRANT_UNIT, tag):
+        return refuse(grants, GRANT_DENIED)
     mp_add64(&grants.accepted)
     return True
 
 
+cdef void grants_open(mp_grants* grants) noexcept nogil:
+    """Of a zeroed struct."""
+    cdef pthread_cond_t unused
+    mp_sync_init(&grants.lock, &unused)
+    pthread_cond_destroy(&unused)
+
+
+cdef void grants_close(mp_grants* grants) noexcept nogil:
+    pthread_mutex_destroy(&grants.lock)
+    free(grants.denials)
+    grants.denials = NULL
+    grants.capacity = grants.used = grants.denying = 0
+
+
 cdef void grants_set(mp_grants* grants, uint64_t k0, uint64_t k1, uint64_t zero_ns) noexcept nogil:
-    """Change key and clock. One that checks a grant meanwhile may see a mixture, which makes no grant right."""
+    """Change key and clock: all grants made before are wrong, so nothing needs to be denied any more.
+
+    One that checks a grant meanwhile may see a mixture of keys, which makes no grant right.
+    """
     mp_set64(&grants.keyed, 0)
     mp_set64(&grants.k0, k0)
     mp_set64(&grants.k1, k1)
     mp_set64(&grants.zero_ns, zero_ns)
+    pthread_mutex_lock(&grants.lock)
+    free(grants.denials)
+    grants.denials = NULL
+    grants.capacity = grants.used = 0
+    mp_set64(&grants.denying, 0)
+    pthread_mutex_unlock(&grants.lock)
     mp_set64(&grants.keyed, 1)
+
+
+cdef uint64_t place_of(mp_grants* grants, uint64_t region, uint64_t start, uint16_t tag) noexcept nogil:
+    """Where the look for a denial begins."""
+    cdef uint64_t h = (region * <uint64_t>0x9E3779B97F4A7C15) ^ (start + <uint64_t>0x9E3779B97F4A7C15)
+    h = (h ^ (h >> 30)) * <uint64_t>0xBF58476D1CE4E5B9 + tag
+    h = (h ^ (h >> 27)) * <uint64_t>0x94D049BB133111EB
+    return (h ^ (h >> 31)) & (grants.capacity - 1)
+
+
+cdef bint is_denied(mp_grants* grants, uint64_t region, uint64_t start, uint16_t tag) noexcept nogil:
+    cdef uint64_t at
+    cdef mp_denial* one
+    cdef bint found = False
+    pthread_mutex_lock(&grants.lock)
+    if grants.capacity:
+        at = place_of(grants, region, start, tag)
+        while grants.denials[at].region and not found:
+            one = &grants.denials[at]
+            found = one.region == region and one.start == start and one.tag == tag and mp_boot_ns() < one.until_ns
+            at = (at + 1) & (grants.capacity - 1)
+    pthread_mutex_unlock(&grants.lock)
+    return found
+
+
+cdef void put_denial(mp_grants* grants, mp_denial* new, uint64_t now_ns) noexcept nogil:
+    """There is a free place. Lock held."""
+    cdef uint64_t at = place_of(grants, new.region, new.start, new.tag)
+    while grants.denials[at].region and grants.denials[at].until_ns > now_ns:
+        at = (at + 1) & (grants.capacity - 1)
+    grants.used += grants.denials[at].region == 0
+    grants.denials[at] = new[0]
+
+
+cdef bint make_room(mp_grants* grants, uint64_t now_ns) noexcept nogil:
+    """Have a free place in four: drop what is over, and grow if that is not enough. Lock held."""
+    cdef mp_denial* old = grants.denials
+    cdef uint64_t old_capacity = grants.capacity, live = 0, k, wanted
+    if (grants.used + 1) * 4 <= old_capacity * 3:
+        return True
+    for k in range(old_capacity):
+        live += old[k].region != 0 and old[k].until_ns > now_ns
+    wanted = old_capacity if old_capacity else DENIALS_MIN
+    while (live + 1) * 2 > wanted:
+        wanted *= 2
+    if wanted > DENIALS_MAX:
+        return False
+    grants.denials = <mp_denial*>calloc(wanted, sizeof(mp_denial))
+    if grants.denials == NULL:
+        grants.denials = old
+        return False
+    grants.capacity = wanted
+    grants.used = 0
+    for k in range(old_capacity):
+        if old[k].region != 0 and old[k].until_ns > now_ns:
+            put_denial(grants, &old[k], now_ns)
+    free(old)
+    return True
+
+
+cdef bint grants_deny(mp_grants* grants, uint64_t region, uint64_t start, uint16_t tag,
+                      uint64_t until_ns) noexcept nogil:
+    """Refuse grants for the extent at `start` bytes that show the tag, until then. False when there is no room."""
+    cdef uint64_t now_ns = mp_boot_ns()
+    cdef mp_denial new
+    cdef bint done
+    new.region = region
+    new.start = start // GRANT_UNIT
+    new.until_ns = until_ns
+    new.tag = tag
+    pthread_mutex_lock(&grants.lock)
+    done = make_room(grants, now_ns)
+    if done:
+        put_denial(grants, &new, now_ns)
+        mp_set64(&grants.denying, grants.used)
+    pthread_mutex_unlock(&grants.lock)
+    return done
 
 
 cdef int take_key(bytes key, uint64_t* k0, uint64_t* k1) except -1:

@@ -1,12 +1,14 @@
 """The table of the regions this process offers, as C structures for target threads and batches (see regions.pyx)."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from moonpool.native.io.grants cimport mp_grants
 from moonpool.native.io.guard cimport mp_guard
 
 cdef enum:
     ACCESS_READ = 1
     ACCESS_WRITE = 2
     LOCAL_WRITABLE = 4     # this process may read into it; peers never see the bit
+    GRANTED = 8            # a peer's WRITE over a lane shows a grant; peers never see the bit
     KEY_BYTES = 16
 
 cdef struct mp_region:
@@ -31,6 +33,7 @@ cdef struct mp_regions:
     uint32_t capacity
     uint32_t used
     uint32_t live
+    mp_grants grants       # for all regions with GRANTED
 
 cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,

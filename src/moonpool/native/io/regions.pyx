@@ -7,6 +7,7 @@ and returns only when nobody who saw it alive can still touch the memory, or say
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove
+from moonpool.native.io.grants cimport grant_allows, grants_close, grants_open
 from moonpool.native.io.guard cimport (
     mp_guard_destroy,
     mp_guard_drain,
@@ -78,6 +79,8 @@ cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need,
         return ACCESS_DENIED
     if offset > region.length or length[0] > region.length - offset:
         return OUT_OF_RANGE
+    if region.access & GRANTED and need == ACCESS_WRITE and not grant_allows(&table.grants, entry):
+        return ACCESS_DENIED
     where[0] = <char*><size_t>(region.base + offset)
     return COMPLETE
 
@@ -93,6 +96,7 @@ cdef class LocalRegions:
         self.table.order = <mp_span*>calloc(capacity, sizeof(mp_span))
         self.table.capacity = capacity
         mp_guard_init(&self.table.guard)
+        grants_open(&self.table.grants)
         if self.table.slots == NULL or self.table.order == NULL:
             raise OutOfMemory(f"no memory for a table of {capacity} regions")
         self.free_slots = []
@@ -100,6 +104,7 @@ cdef class LocalRegions:
     def __dealloc__(self):
         if self.table != NULL:
             mp_guard_destroy(&self.table.guard)
+            grants_close(&self.table.grants)
             free(self.table.slots)
             free(self.table.order)
             free(self.table)

@@ -17,6 +17,7 @@ from moonpool.native.io.batch cimport (
     ACCESS_DENIED,
     PENDING,
     STALE_HANDLE,
+    TIMED_OUT,
     Batch,
     UNSUPPORTED,
     batch_fail_pending,
@@ -107,6 +108,9 @@ cdef int segment_run(void* context, mp_batch* batch) noexcept nogil:
     ticket = mp_guard_enter_locked(&segment.guard)
     mp_guard_unlock(&segment.guard)
     status = mp_load32(&segment.dead)
+    if batch.grants != NULL and status == 0 and batch.deadline_ns and mp_now_ns() >= batch.deadline_ns:
+        # Looked at inside the guard: who waits until nobody is inside finds later comers too late (openings, settle).
+        status = TIMED_OUT
     if status:
         batch_fail_pending(batch, <uint8_t>status)
     else:

@@ -11,12 +11,22 @@ cdef struct mp_notice:
     uint32_t size
     uint8_t sender[16]
 
+# What `inside` says; writers.pyx reads it, and with it where[] and length[].
+cdef enum:
+    LANE_OUTSIDE = 0
+    LANE_CHECKING = 1        # a WRITE, whose entries are being looked at
+    LANE_WRITING = 2         # where[] and length[] say to what
+    LANE_READING = 3
+
 cdef struct mp_connection:
     mp_connection* next
     mp_connection* previous
     mp_server* server
     mp_stream stream
-    int32_t inside           # in the region table's grace period: it may be touching memory
+    int32_t inside           # in the region table's grace period: it may be touching memory (see enum)
+    uint64_t serial          # of the lane, never used twice
+    uint64_t group           # counts its groups
+    uint32_t count           # of entries in the group
     uint8_t peer[16]         # instance id of the initiator
     uint8_t* stage           # bytes received and not yet consumed: stage[begin:end]
     uint32_t begin

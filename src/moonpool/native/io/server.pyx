@@ -197,7 +197,7 @@ cdef int send_regions(mp_connection* c, mp_header* reply, uint32_t count) noexce
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 cdef bint no_grant(const uint8_t* entry) noexcept nogil:
-    """Version 1 knows no grants: their room must be zero."""
+    """Grants are for WRITEs: their room must be zero elsewhere."""
     cdef uint64_t room[3]
     memcpy(room, entry + 40, 24)
     return (room[0] | room[1] | room[2]) == 0
@@ -209,10 +209,11 @@ cdef int check_entries(mp_connection* c, mp_header* header, uint8_t* worst) noex
     cdef uint64_t total = 0
     cdef uint32_t access = ACCESS_READ if header.op == OP_READ else ACCESS_WRITE
     worst[0] = COMPLETE
+    c.count = header.count
     for k in range(header.count):
         c.marks[k] = <uint8_t>regions_resolve(c.server.regions, c.stage + c.begin + k * ENTRY_BYTES, access,
                                               &c.where[k], &c.length[k])
-        if c.length[k] > MP_LENGTH_MAX or not no_grant(c.stage + c.begin + k * ENTRY_BYTES):
+        if c.length[k] > MP_LENGTH_MAX or (access == ACCESS_READ and not no_grant(c.stage + c.begin + k * ENTRY_BYTES)):
             return PROTOCOL
         total += c.length[k]
         if c.marks[k] > worst[0]:
@@ -239,6 +240,7 @@ cdef int serve_group(mp_connection* c, mp_header* header) noexcept nogil:
         mp_tally(&c.server.bytes_read, payload)
         return send_regions(c, &reply, count)
     if header.op == OP_WRITE:
+        mp_store32(&c.inside, LANE_WRITING)
         status = scatter(c, count, payload)
         if status:
             return status
@@ -345,7 +347,8 @@ cdef int serve_one(mp_connection* c) noexcept nogil:
             return status
         mp_guard_lock(&c.server.regions.guard)
         ticket = mp_guard_enter_locked(&c.server.regions.guard)
-        mp_store32(&c.inside, 1)
+        c.group += 1
+        mp_store32(&c.inside, LANE_READING if header.op == OP_READ else LANE_CHECKING)
         mp_guard_unlock(&c.server.regions.guard)
         status = serve_group(c, &header)
         mp_store32(&c.inside, 0)
@@ -476,6 +479,7 @@ cdef class TargetServer:
         self.raw.connections = c
         self.raw.n_connections += 1
         self.raw.accepted += 1
+        c.serial = self.raw.accepted
         pthread_mutex_unlock(&self.raw.lock)
         if mp_start_thread(&thread, serve, c, b"moonpool-lane") != 0:
             pthread_mutex_lock(&self.raw.lock)
