@@ -55,6 +55,10 @@ class LoopIo:
             make_error=lambda fault: error_of_fault(fault, address),
         )
 
+    def hot(self, client: Any) -> Any:
+        """The connection itself has them."""
+        return client
+
     async def pause(self, seconds: float) -> None:
         """Lets other tasks run meanwhile."""
         await asyncio.sleep(seconds)
@@ -70,7 +74,7 @@ class LoopIo:
         try:
             for work in works:
                 if not work.target.is_near or work.batch.total_bytes > _AT_ONCE_BYTES:
-                    waiting.append(transfers.launch(work.target.peer, work.batch))
+                    waiting.append(transfers.launch(work.target.peer, work.batch))  # noqa: PERF401
             for work in works:
                 if work.target.is_near and work.batch.total_bytes <= _AT_ONCE_BYTES:
                     transfers.carry(work.target.peer, work.batch)

@@ -1,11 +1,11 @@
-"""The calls of a pool, as coroutines: keys and buffers in, results out. `Pool`, `AsyncPool` are their faces."""
+"""The calls of a pool, as coroutines: keys and buffers in, results out. See `Pool` and `AsyncPool`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
-from moonpool.errors import MoonpoolError, ProtocolError, UsageError
+from moonpool.errors import MoonpoolError, UsageError
 from moonpool.store.client_config import Verify, check_verify
 from moonpool.store.client_context import Context, Span
 from moonpool.store.client_link import spread
@@ -171,10 +171,7 @@ class Calls:
         found: list[bool] = []
         for part in spread(raw, self.context.config.batch_keys_max):
             chosen = raw[part.start : part.stop]
-            answer = await self.context.link.ask_plain("exists", list(reversed(chosen)), 0)
-            if not isinstance(answer, bytes) or len(answer) != len(chosen):
-                raise ProtocolError("the master's answer to exists is not one byte a key")
-            found += [flag != 0 for flag in reversed(answer)]
+            found += [flag != 0 for flag in await self.context.link.exists(chosen, 0)]
         return found
 
     async def remove_many(self, keys: Sequence[Key], how: Removal) -> list[RemoveCode]:

@@ -64,7 +64,7 @@ class ClientConfig:
     #: Tenant whose keys this pool sees.
     tenant: str = "default"
     #: Token of the tenant, where it asks for one.
-    token: bytes = field(default=b"", repr=False)
+    token: bytes | None = field(default=None, repr=False)
     #: Settings of the engine that moves the bytes; its `cluster_secret` also opens the masters' ports.
     engine: EngineConfig = field(default_factory=EngineConfig)
     #: What reads check unless the call says otherwise: "full", "range", "generation" or "off".
@@ -128,8 +128,8 @@ class ClientConfig:
         check_verify(self.verify)
         if not isinstance(self.tenant, str) or not self.tenant:
             raise UsageError("tenant must be a name", field="tenant")
-        if not isinstance(self.token, bytes):
-            raise UsageError("token must be bytes", field="token")
+        if not isinstance(self.token, bytes | None):
+            raise UsageError("token must be bytes or None", field="token")
         if not isinstance(self.engine, EngineConfig):
             raise UsageError("engine takes an EngineConfig", field="engine")
 

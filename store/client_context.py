@@ -32,11 +32,6 @@ class Context:
     values: ValuePool
     cache: LocationCache | None
 
-    async def fresh_segments(self, version: int) -> None:
-        """Fetches the list of segments again when a reply carried another version than ours."""
-        if version != self.segments.version:
-            await self.fetch_segments()
-
     async def fetch_segments(self) -> None:
         """Fetches the list of segments from the master."""
         result = await self.link.ask("segments")

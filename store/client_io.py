@@ -49,6 +49,9 @@ class Io(Protocol):
     async def connect(self, address: str, secret: bytes | None, limits: ClientLimits) -> Any:
         """A connection to a master: `call` and the fast calls, and `close`."""
 
+    def hot(self, client: Any) -> Any:
+        """The part of a connection that has the hot methods."""
+
     async def pause(self, seconds: float) -> None:
         """Lets time pass."""
 
@@ -107,6 +110,10 @@ class BlockingIo:
             make_error=lambda fault: error_of_fault(fault, address),
         )
 
+    def hot(self, client: Any) -> Any:
+        """The native connection: fewest steps in between."""
+        return client.native
+
     async def pause(self, seconds: float) -> None:
         """Sleeps."""
         time.sleep(seconds)
@@ -116,7 +123,7 @@ class BlockingIo:
         return work(*args)
 
     async def carry(self, works: Sequence[Work]) -> None:
-        """Near batches one after another, for they are copies; of the far ones this thread drives the last."""
+        """Near batches one by one, for they are copies; of the far ones this thread drives the last."""
         transfers = self._transfers
         if len(works) == 1:
             transfers.carry(works[0].target.peer, works[0].batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 from moonpool.errors import MoonpoolError, PeerError, ProtocolError
@@ -30,6 +30,7 @@ from moonpool.store.errors import (
 from moonpool.units import MS_PER_S
 
 if TYPE_CHECKING:
+    from moonpool.native.io.rpc_codec import EndReply, LookupReply, PutReply
     from moonpool.store.client_config import ClientConfig
     from moonpool.store.client_io import Io
 
@@ -64,15 +65,57 @@ class MasterLink:
         self.settings: dict[str, Any] = {}
 
     async def ask(self, method: str, *params: Any, wait_ms: int = 0) -> Any:
-        """The result of a method whose reply begins with the epoch. Raises the store's error."""
-        return await self._ask(method, params, wait_ms, True)
+        """The result of a method whose reply begins with the epoch. Raises the store's errors."""
+        return self._checked(await self.ask_plain(method, *params, wait_ms=wait_ms))
 
-    async def ask_plain(self, method: str, *params: Any) -> Any:
+    async def ask_plain(self, method: str, *params: Any, wait_ms: int = 0) -> Any:
         """The result of a method whose reply carries no epoch."""
-        return await self._ask(method, params, 0, False)
+        told = list(params)
+        return await self.until_answered(lambda client, limit_s: client.call(method, told, limit_s), wait_ms)
 
-    async def _ask(self, method: str, params: Sequence[Any], wait_ms: int, has_epoch: bool) -> Any:
-        timeout_s = self._timeout_s + wait_ms * _MS
+    async def lookup(self, keys: Sequence[bytes], lease_ms: int) -> LookupReply:
+        """Where each key's object lies."""
+        reply: LookupReply = await self._hot(lambda hot, limit_s: hot.lookup(keys, lease_ms, limit_s), 0)
+        return reply
+
+    async def put_start(
+        self, keys: Sequence[bytes], sizes: Sequence[int], policy: bytes | None, wait_ms: int
+    ) -> PutReply:
+        """Extents for new objects. `policy` is the MessagePack of its map."""
+        reply: PutReply = await self._hot(
+            lambda hot, limit_s: hot.put_start(keys, sizes, policy, wait_ms, limit_s), wait_ms
+        )
+        return reply
+
+    async def put_end(
+        self, put_id: int, indexes: Sequence[int], digests: bytes, chunks: Sequence[bytes] | None
+    ) -> EndReply:
+        """Objects of which every copy was written."""
+        reply: EndReply = await self._hot(
+            lambda hot, limit_s: hot.put_end(put_id, indexes, digests, chunks, limit_s), 0
+        )
+        return reply
+
+    async def exists(self, keys: Sequence[bytes], lease_ms: int) -> bytes:
+        """One byte a key."""
+        io = self._io
+        flags: bytes = await self.until_answered(
+            lambda client, limit_s: io.hot(client).exists(keys, lease_ms, limit_s), 0
+        )
+        return flags
+
+    async def _hot(self, call: Callable[[Any, float], Any], wait_ms: int) -> Any:
+        io = self._io
+        answer = await self.until_answered(lambda client, limit_s: call(io.hot(client), limit_s), wait_ms)
+        self.note_epoch(answer.epoch)
+        return answer
+
+    async def until_answered(self, call: Callable[[Any, float], Any], wait_ms: int) -> Any:
+        """Makes a call on the connection to the leader; looks for a leader as long as the config allows.
+
+        `call` gets the connection and its time limit in seconds; the master itself may wait `wait_ms`.
+        """
+        limit_s = self._timeout_s + wait_ms * _MS
         give_up = time.monotonic() + self._config.unavailable_ms * _MS
         pause_ms = self._config.retry_first_ms
         while True:
@@ -80,9 +123,7 @@ class MasterLink:
             try:
                 if client is None:
                     client = await self._join(give_up)
-                given = client.call(method, list(params), timeout_s)
-                result = await answer_of(self._io, given)
-                return self._checked(result) if has_epoch else result
+                return await answer_of(self._io, call(client, limit_s))
             except MoonpoolError as problem:
                 failure = problem
                 await self.failed(client, failure)
@@ -167,7 +208,7 @@ class MasterLink:
         config = self._config
         client = await self._io.connect(address, config.engine.cluster_secret, self._limits)
         try:
-            who = [self._instance, self._name, self._host, config.tenant, config.token]
+            who = [self._instance, self._name, self._host, config.tenant, config.token or b""]
             given = client.call("client_join", who, self._timeout_s)
             result = self._checked(await answer_of(self._io, given))
             if len(result) < 4 or not isinstance(result[3], dict):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 
 from moonpool.errors import MoonpoolError, UsageError
 from moonpool.store.records import Pin
+from moonpool.wire.rpc import pack_value
 
 
 class PutStatus(IntEnum):
@@ -77,21 +78,21 @@ class PutPolicy:
     soft_pin_ms: int = 0
     group: str = ""
     object_type: int = 0
-    tier: int = 0
-    kind: int = 0
+    tier: int | None = None
+    kind: int | None = None
     preferred: Sequence[str] = ()
     need_all: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 255:
             raise UsageError(f"replicas={self.replicas}: from 1 to 255 copies", field="replicas")
-        if self.soft_pin_ms < 0:
-            raise UsageError(f"soft_pin_ms={self.soft_pin_ms} must not be negative", field="soft_pin_ms")
+        if self.soft_pin_ms < 0 or (self.pin == Pin.SOFT) != (self.soft_pin_ms > 0):
+            raise UsageError("soft_pin_ms goes with pin=Pin.SOFT, and only with it", field="soft_pin_ms")
         if isinstance(self.preferred, str | bytes):
             raise UsageError("preferred takes a list of segment names", field="preferred")
 
-    def to_wire(self) -> dict[str, Any] | None:
-        """The policy map of `put_start`: only what differs from the default; None when nothing does."""
+    def packed(self) -> bytes | None:
+        """The MessagePack of the policy map of `put_start`: what is not the default; None when all is."""
         fields: dict[str, Any] = {
             "replicas": self.replicas if self.replicas != 1 else None,
             "replace": self.replace or None,
@@ -99,10 +100,10 @@ class PutPolicy:
             "soft_pin_ms": self.soft_pin_ms or None,
             "group": self.group or None,
             "type": int(self.object_type) or None,
-            "tier": int(self.tier) or None,
-            "kind": int(self.kind) or None,
+            "tier": None if self.tier is None else int(self.tier),
+            "kind": None if self.kind is None else int(self.kind),
             "preferred": list(self.preferred) or None,
             "need_all": self.need_all or None,
         }
         told = {name: value for name, value in fields.items() if value is not None}
-        return told or None
+        return pack_value(told) if told else None

@@ -176,9 +176,11 @@ class Reader:
         """
         context = self.context
         sent = time.monotonic_ns()
-        result = await context.link.ask("lookup", list(reversed(keys)), lease_ms)
-        await context.fresh_segments(result[1])
-        locations = [entry and location_of(entry) for entry in reversed(result[2])]
+        reply = await context.link.lookup(keys[::-1], lease_ms)
+        if reply.segments_version != context.segments.version:
+            await context.fetch_segments()
+        entries = map(reply.entry, range(len(keys) - 1, -1, -1))
+        locations = [None if entry is None else Location._make(entry) for entry in entries]
         if context.cache is not None:
             for key, location in zip(keys, locations, strict=True):
                 if location is not None:
@@ -295,9 +297,3 @@ class Reader:
             await context.fetch_segments()
             target = await context.io.blocking(context.segments.target, segment_id)
         return target
-
-
-def location_of(entry: Sequence[Any]) -> Location:
-    """A found entry of a `lookup` reply."""
-    object_id, size, digest, object_type, places = entry
-    return Location(object_id, size, digest, object_type, tuple(map(tuple, places)))

@@ -37,7 +37,7 @@ class Pinned(NamedTuple):
 
 
 @final
-class Pin:
+class Hold:
     """Keeps an extent at its node, and the mapping here, until the last view of the bytes is gone."""
 
     __slots__ = ("_give_up", "_memory", "pinned")
@@ -60,10 +60,10 @@ class View(ObjectBytes):
     `close` (or the end of a `with` block, or dropping it) unpins once no buffer of it lives.
     """
 
-    __slots__ = ("pin",)
+    __slots__ = ("hold",)
 
     #: What it holds at the node.
-    pin: Pin
+    hold: Hold
 
 
 @final
@@ -91,7 +91,7 @@ class ViewDesk:
     def open(self, target: Target, location: Location, place: tuple[int, int, int]) -> View | None:
         """A view of a copy; None when the node says that the object is not there (yet, or any more).
 
-        Raises what connecting to the node raises, LimitExceeded, and DataDamaged... never wrong bytes.
+        Raises what connecting to the node raises, and LimitExceeded at views_max.
         """
         segment, offset, slot = place
         base = self._mapped(target)
@@ -108,10 +108,10 @@ class ViewDesk:
             self._open -= 1
             return None
         address, memory = base
-        pin = Pin(Pinned(client, segment, slot, location.object_id), memory, self._note)
-        view = View(address + offset, location.size, pin, None, False)
+        hold = Hold(Pinned(client, segment, slot, location.object_id), memory, self._note)
+        view = View(address + offset, location.size, hold, None, False)
         view.object_id = location.object_id
-        view.pin = pin
+        view.hold = hold
         return view
 
     def is_verified(self, view: View, target: Target, digest: bytes) -> bool:

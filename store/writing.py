@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Final, NamedTuple, cast, final
 
 from moonpool.errors import InternalError, MoonpoolError, PeerGone, Status, error_from_status
 from moonpool.native.io.object_batch import batch_hashes, hash_objects, object_batch
@@ -29,6 +29,7 @@ from moonpool.units import KIB, NS_PER_MS
 
 if TYPE_CHECKING:
     from moonpool.native.io.batch import Batch as NativeBatch
+    from moonpool.native.io.rpc_codec import PutReply
     from moonpool.store.client_context import Context, Span
     from moonpool.store.segments_view import Target
 
@@ -140,34 +141,35 @@ class Attempt:
 
     async def run(self) -> list[PutResult | None]:
         """One result a key."""
-        entries = await self._start()
-        for number, entry in enumerate(entries):
-            if entry[0]:
-                self._results[number] = refusal(entry[0])
+        reply = await self._start()
+        for number in range(len(self._keys)):
+            code, places = reply.entry(number)
+            if code:
+                self._results[number] = refusal(code)
             else:
-                await self._place(number, entry[1])
+                await self._place(number, places)
         if any(result is None for result in self._results):
             await self._write()
             await self._end()
         return self._results
 
-    async def _start(self) -> Sequence[Any]:
+    async def _start(self) -> PutReply:
         link = self._context.link
-        sizes = [span.total for span in self._spans]
-        told = self._policy.to_wire() if self._policy is not None else None
+        told = self._policy.packed() if self._policy is not None else None
         sent = time.monotonic_ns()
-        answer = await link.ask("put_start", self._keys, sizes, told, self._wait_ms, wait_ms=self._wait_ms)
-        _, version, self._put_id, remaining_ms, entries = answer
+        reply = await link.put_start(self._keys, [span.total for span in self._spans], told, self._wait_ms)
         # Time that passed before the master answered counts against us: its deadline is never before ours.
-        self._stop_ns = sent + int(remaining_ms * NS_PER_MS * _DEADLINE_SHARE)
+        self._stop_ns = sent + int(reply.remaining_ms * NS_PER_MS * _DEADLINE_SHARE)
+        self._put_id = reply.put_id
         self._joins = link.joins
-        await self._context.fresh_segments(version)
-        return cast("Sequence[Any]", entries)
+        if reply.segments_version != self._context.segments.version:
+            await self._context.fetch_segments()
+        return reply
 
-    async def _place(self, number: int, places: Sequence[Sequence[Any]]) -> None:
+    async def _place(self, number: int, places: Sequence[tuple[int, int, int, bytes]]) -> None:
         """Adds each copy of a key to the batch of its target."""
         segments, groups = self._context.segments, self._groups
-        for place, (segment, offset, _slot, grant) in enumerate(places):
+        for place, (segment, offset, _, grant) in enumerate(places):
             target = segments.ready.get(segment)
             if target is None or target.peer.native.dead:
                 try:
@@ -215,29 +217,51 @@ class Attempt:
         return hash_objects(addresses, lengths, first)
 
     async def _end(self) -> None:
-        entries: list[tuple[int, list[Any]]] = []
+        whole: list[int] = []
+        partly: list[int] = []
         aborted: list[int] = []
-        for i, statuses in enumerate(self._statuses):
-            if self._results[i] is not None:
+        need_all = self._policy is not None and self._policy.need_all
+        for number, statuses in enumerate(self._statuses):
+            if self._results[number] is not None:
                 continue
-            failed = bytes(sorted(place for place, status in statuses.items() if status))
-            need_all = self._policy is not None and self._policy.need_all
-            if failed and (need_all or len(failed) == len(statuses)):
-                self._fail(i, statuses, aborted)
-                continue
-            entry: list[Any] = [i, self._roots[16 * i : 16 * i + 16], self._chunks[i]]
-            entries.append((len(statuses) - len(failed), [*entry, failed] if failed else entry))
-        link = self._context.link
+            failed = sum(status != 0 for status in statuses.values())
+            if failed and (need_all or failed == len(statuses)):
+                self._fail(number, aborted)
+            else:
+                (partly if failed else whole).append(number)
         if aborted:
-            await link.ask("put_abort", self._put_id, aborted)
-        if entries:
-            answer = await link.ask("put_end", self._put_id, [entry for _, entry in entries])
-            for (copies, entry), (code, object_id) in zip(entries, answer[1], strict=True):
-                number: int = entry[0]
-                self._results[number] = await self._ended(entry, code, (object_id, copies))
+            await self._context.link.ask("put_abort", self._put_id, aborted)
+        if whole:
+            await self._end_whole(whole)
+        if partly:
+            await self._end_partly(partly)
 
-    def _fail(self, number: int, statuses: dict[int, int], aborted: list[int]) -> None:
-        worst = next(status for status in statuses.values() if status)
+    async def _end_whole(self, numbers: list[int]) -> None:
+        """Ends keys of which every copy was written."""
+        roots = self._roots
+        if len(numbers) != len(self._keys):
+            roots = b"".join(roots[16 * number : 16 * number + 16] for number in numbers)
+        chunks = [self._chunks[number] for number in numbers]
+        reply = await self._context.link.put_end(self._put_id, numbers, roots, chunks)
+        for at, number in enumerate(numbers):
+            code, object_id = reply.entry(at)
+            self._results[number] = await self._ended(number, code, object_id)
+
+    async def _end_partly(self, numbers: list[int]) -> None:
+        """Ends keys of which some copies were not written: the master is told which."""
+        entries = []
+        for number in numbers:
+            mask = sum(1 << place for place, status in self._statuses[number].items() if status)
+            root = self._roots[16 * number : 16 * number + 16]
+            entries.append([number, root, self._chunks[number], mask])
+        answer = await self._context.link.ask("put_end", self._put_id, entries)
+        for number, (code, object_id) in zip(numbers, answer[1], strict=True):
+            self._results[number] = await self._ended(number, code, object_id)
+
+    def _fail(self, number: int, aborted: list[int]) -> None:
+        """Sets the result of a key that cannot be stored; notes it when its extents may be given back."""
+        statuses = self._statuses[number].values()
+        worst = next(status for status in statuses if status)
         if time.monotonic_ns() >= self._stop_ns and worst == Status.TIMED_OUT:
             error: MoonpoolError = DeadlinePassed(
                 "the bytes were not written before the put's deadline; put less at once, or later"
@@ -247,23 +271,22 @@ class Attempt:
         else:
             error = error_from_status(worst, operation="WRITE", index=number)
         self._results[number] = PutResult(PutStatus.FAILED, error=error)
-        if all(status in _SETTLED for status in statuses.values()):
+        if all(status in _SETTLED for status in statuses):
             aborted.append(number)
 
-    async def _ended(self, entry: list[Any], code: int, told: tuple[int, int]) -> PutResult | None:
-        object_id, copies = told
+    async def _ended(self, number: int, code: int, object_id: int) -> PutResult | None:
         if code == EntryCode.OK:
+            copies = sum(not status for status in self._statuses[number].values())
             return PutResult(PutStatus.STORED, object_id, copies)
         if code == EntryCode.UNKNOWN_PUT and self._context.link.joins != self._joins:
-            return await self._look_whether_stored(entry)
+            return await self._look_whether_stored(number)
         return refusal(code)
 
-    async def _look_whether_stored(self, entry: list[Any]) -> PutResult | None:
+    async def _look_whether_stored(self, number: int) -> PutResult | None:
         """The connection broke around `put_end`: did it count? The same bytes under the key are as good."""
-        key, root = self._keys[entry[0]], entry[1]
-        answer = await self._context.link.ask("lookup", [key], 0)
-        found = answer[2][0]
-        if found is not None and found[2] == root and found[1] == self._spans[entry[0]].total:
+        found = (await self._context.link.lookup([self._keys[number]], 0)).entry(0)
+        root = self._roots[16 * number : 16 * number + 16]
+        if found is not None and found[2] == root and found[1] == self._spans[number].total:
             return PutResult(PutStatus.STORED, found[0], len(found[4]))
         return None
 
