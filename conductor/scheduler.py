@@ -89,7 +89,7 @@ class Scheduler:
         self.forecast: Final = DecodeForecast(
             len(instances), horizon_s=horizon, bin_s=width, survival=self.survival
         )
-        self._pending: Final = PendingBlocks(self.config.pending_blocks_max)
+        self._pending: Final = PendingBlocks(self.config.pending_blocks_max, len(instances))
         self._hot: Final = HotPrefixes(
             prefixes_max=self.config.hot_prefixes_max, memory_s=self.config.demand_memory_s
         )
@@ -114,8 +114,7 @@ class Scheduler:
             )
         held = self._index.overlap(prompt.hashes)
         if len(self._pending):
-            for row in held:
-                self._pending.raise_overlap(prompt.hashes, row, prompt.space)
+            self._pending.raise_overlap(prompt.hashes, held, prompt.space)
         view = View(self._beliefs, prompt, held, now)
         placement = self.policy.choose(view)
         decision, context = self._decide(view, placement)

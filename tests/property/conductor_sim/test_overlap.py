@@ -61,15 +61,15 @@ def test_the_table_equals_sets(changes: list[tuple[str, int, int, list[int]]], c
 def test_pending_chains_are_found_until_they_are_dropped(
     chains: list[tuple[int, list[int]]], data: st.DataObject
 ) -> None:
-    pending = PendingBlocks(10_000)
+    pending = PendingBlocks(10_000, INSTANCES)
     for key, (instance, chain) in enumerate(chains):
         pending.add(key, instance, chain)
     asked = data.draw(BLOCKS)
-    row = np.zeros(INSTANCES, np.int32)
+    row = np.zeros((1, INSTANCES), np.int32)
     pending.raise_overlap(asked, row)
     for instance in range(INSTANCES):
         held = {block for at, chain in chains if at == instance for block in chain}
-        assert row[instance] == leading(held, asked)
+        assert row[0, instance] == leading(held, asked)
     for key in data.draw(st.permutations(range(len(chains)))):
         pending.drop(key)
     row[:] = 0

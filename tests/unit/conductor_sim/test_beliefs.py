@@ -205,27 +205,43 @@ def test_one_stalled_request_does_not_spoil_the_weights() -> None:
 
 
 def test_pending_blocks_raise_an_overlap_and_go() -> None:
-    pending = PendingBlocks(blocks_max=100)
+    pending = PendingBlocks(blocks_max=100, instances=3)
     pending.add("a", 1, [5, 6, 7])
-    row = np.array([1, 0, 2], np.int32)
-    pending.raise_overlap([5, 6, 9], row)
-    assert row.tolist() == [1, 2, 2]
+    held = np.array([[1, 0, 2], [1, 3, 2]], np.int32)
+    pending.raise_overlap([5, 6, 9], held)
+    assert held.tolist() == [[1, 2, 2], [1, 3, 2]]
     pending.drop("a")
     pending.drop("a")
     assert len(pending) == 0
-    row[:] = 0
-    pending.raise_overlap([5, 6, 9], row)
-    assert row.tolist() == [0, 0, 0]
+    held[:] = 0
+    pending.raise_overlap([5, 6, 9], held)
+    assert not held.any()
+
+
+def test_pending_blocks_of_other_spaces_do_not_match() -> None:
+    pending = PendingBlocks(blocks_max=100, instances=2)
+    pending.add("a", 1, [5, 6, 7], space=1)
+    pending.add("b", 0, [5], space=2**64 - 1)
+    for space, expected in ((0, [0, 0]), (1, [0, 3]), (2**64 - 1, [1, 0])):
+        held = np.zeros((1, 2), np.int32)
+        pending.raise_overlap([5, 6, 7], held, space)
+        assert held[0].tolist() == expected
+    pending.drop("b")
+    held = np.zeros((1, 2), np.int32)
+    pending.raise_overlap([5], held, 2**64 - 1)
+    assert not held.any()
 
 
 def test_pending_blocks_are_bounded() -> None:
-    pending = PendingBlocks(blocks_max=10)
+    pending = PendingBlocks(blocks_max=10, instances=1)
     for number in range(50):
         pending.add(number, 0, range(number * 4, number * 4 + 4))
         assert len(pending) <= 10
-    row = np.zeros(1, np.int32)
-    pending.raise_overlap(range(196, 200), row)
-    assert row[0] == 4
+    held = np.zeros((1, 1), np.int32)
+    pending.raise_overlap(range(196, 200), held)
+    assert held[0, 0] == 4
+    pending.add("too long", 0, range(11))
+    assert len(pending) <= 10
 
 
 def test_the_residency_table_answers_tier_by_tier() -> None:
