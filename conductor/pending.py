@@ -52,7 +52,7 @@ class PendingBlocks:
         return self._blocks
 
     def add(self, key: Hashable, instance: int, hashes: Chain, space: int = 0) -> None:
-        """Instance `instance` is expected to hold these blocks of a space. 64-bit hashes are kept as given."""
+        """Instance `instance` is expected to hold these blocks of a space; it keeps `hashes`."""
         hashes = _of_64_bits(hashes)
         length = len(hashes)
         while self._chains and self._blocks + length > self._blocks_max:
