@@ -197,6 +197,10 @@ class AsyncPool:
         """The pool's gauges, nodes and segments."""
         return await self._run(self._calls.status())
 
+    def metrics(self) -> dict[str, Any]:
+        """Counters of the engine that moves this pool's bytes: see `Engine.metrics`."""
+        return self._parts.context.engine.metrics()
+
     @property
     def config(self) -> ClientConfig:
         """The settings that the pool was made with."""

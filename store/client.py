@@ -152,6 +152,10 @@ class Pool:
 
     # ---- life ----------------------------------------------------------------------------------------------
 
+    def metrics(self) -> dict[str, Any]:
+        """Counters of the engine that moves this pool's bytes: see `Engine.metrics`."""
+        return self._parts.context.engine.metrics()
+
     @property
     def config(self) -> ClientConfig:
         """The settings that the pool was made with."""
