@@ -12,7 +12,7 @@ import pytest
 
 from moonpool.cli import main
 from moonpool.cli.root import COMMANDS, root
-from moonpool.errors import PeerGone, UsageError
+from moonpool.errors import OutOfMemory, PeerGone, UsageError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "topology"
 TREE = str(GOLDEN / "eight-gpu-two-socket.tree.json")
@@ -29,7 +29,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("--help") == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {name} " in shown for name in COMMANDS)
-    assert "0 done, 1 failed, 2 wrong usage" in shown
+    assert "0 done, 1 failed or not there, 2 wrong usage, 3" in shown
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -62,7 +62,8 @@ def test_wrong_usage_is_2_and_explained_on_stderr(
     ("error", "code"),
     [
         (UsageError("ask otherwise"), 2),
-        (PeerGone("it went", peer="h:1"), 1),
+        (PeerGone("it went", peer="h:1"), 3),
+        (OutOfMemory("no memory"), 1),
         (click.ClickException("no"), 1),
         (click.Abort(), 1),
         (KeyboardInterrupt(), 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 from pathlib import Path
@@ -59,6 +58,8 @@ def command(as_json: bool, **options: Any) -> None:
         import uvloop
 
         return uvloop.run(_main(config, ready))
+    import asyncio
+
     asyncio.run(_main(config, ready))
 
 
@@ -98,6 +99,8 @@ def _read_token(path: Path) -> str:
 
 
 async def _main(config: ConductorConfig, ready: Any) -> None:
+    import asyncio
+
     from moonpool.conductor.service import serve
 
     task = asyncio.current_task()

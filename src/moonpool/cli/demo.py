@@ -55,7 +55,7 @@ TRANSPORTS: Final = ("shm", "tcp")
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of generated requests and all bytes.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, trace: Path | None, **options: Any) -> None:
+def command(ctx: click.Context, /, as_json: bool, trace: Path | None, **options: Any) -> None:
     """Replay request traffic through a pool.
 
     Starts a master and nodes, and worker processes that serve requests as an inference engine would: each

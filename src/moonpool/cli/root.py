@@ -11,13 +11,18 @@ from typing import Final, NoReturn
 import click
 
 from moonpool.cli.options import ExitCode
-from moonpool.errors import MoonpoolError, UsageError
+from moonpool.errors import MoonpoolError, PeerError, UsageError
 
 COMMANDS: Final[Mapping[str, str]] = {
     "conductor": "moonpool.cli.conductor",
     "demo": "moonpool.cli.demo",
     "doctor": "moonpool.cli.doctor",
+    "get": "moonpool.cli.get",
+    "ls": "moonpool.cli.ls",
+    "put": "moonpool.cli.put",
+    "rm": "moonpool.cli.rm",
     "simulate": "moonpool.cli.simulate",
+    "stat": "moonpool.cli.stat",
     "topology": "moonpool.cli.topology",
     "version": "moonpool.cli.version",
 }
@@ -46,7 +51,8 @@ class LazyGroup(click.Group):
 def root() -> None:
     """Moonpool: move and pool KV cache between machines.
 
-    Exit codes of every command: 0 done, 1 failed, 2 wrong usage.
+    Exit codes of every command: 0 done, 1 failed or not there, 2 wrong usage, 3 the other side cannot be
+    reached.
     """
 
 
@@ -65,10 +71,14 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader (head, less) has seen enough; a second failure at interpreter exit must not be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.FAILURE)
-    except UsageError as exc:
-        click.echo(f"moonpool: {exc}", err=True)
-        sys.exit(ExitCode.USAGE)
     except MoonpoolError as exc:
         click.echo(f"moonpool: {exc}", err=True)
-        sys.exit(ExitCode.FAILURE)
+        sys.exit(code_of(exc))
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def code_of(error: MoonpoolError) -> ExitCode:
+    """Who must act decides: the caller, the other side, or someone who looks at this machine."""
+    if isinstance(error, UsageError) and not error.retryable:
+        return ExitCode.USAGE
+    return ExitCode.UNAVAILABLE if isinstance(error, PeerError) else ExitCode.FAILURE

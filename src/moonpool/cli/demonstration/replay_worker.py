@@ -99,7 +99,7 @@ class ReplayWorker:
         results = self._pool.put_many([key_of(each) for each in hashes], places)
         outcome.put_us.append((time.perf_counter_ns() - started) / NS_PER_US)
         for result in results:
-            outcome.puts[PUT_OUTCOMES.index(result.outcome.name.lower())] += 1
+            outcome.puts[PUT_OUTCOMES.index(result.status.name.lower())] += 1
 
     def transports(self) -> dict[str, dict[str, int]]:
         """Payload bytes that this worker moved, by transport and direction."""
