@@ -130,16 +130,31 @@ class AsyncPool:
         """Store an object in place of the one that has the key, if any."""
         return await self._run(self._calls.put(key, data, PutPolicy(replace=True, **settings), wait_ms))
 
-    async def get(self, key: Key, *, verify: str | None = None) -> Value | None:
-        """The object's bytes, or None for a miss."""
+    async def get(
+        self, key: Key, *, offset: int = 0, length: int | None = None, verify: str | None = None
+    ) -> Value | None:
+        """The object's bytes, or a part of them; None for a miss."""
+        if offset or length is not None:
+            return await self._run(self._calls.get_range(key, (offset, length), verify))
         return (await self._run(self._calls.get_many([key], verify)))[0]
 
     async def get_many(self, keys: Sequence[Key], *, verify: str | None = None) -> list[Value | None]:
         """A value a key, None for each miss."""
         return await self._run(self._calls.get_many(keys, verify))
 
-    async def get_into(self, key: Key, destination: Any, *, verify: str | None = None) -> GetResult:
-        """Read an object into your memory: HIT with its length, or MISS."""
+    async def get_into(
+        self,
+        key: Key,
+        destination: Any,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        verify: str | None = None,
+    ) -> GetResult:
+        """Read an object, or a part of it, into your memory: HIT with its length, or MISS."""
+        if offset or length is not None:
+            part = (offset, length)
+            return await self._run(self._calls.get_range_into(key, destination, part, verify))
         return await self._run(self._calls.get_into(key, destination, verify))
 
     async def get_into_many(

@@ -76,19 +76,37 @@ class Pool:
 
     # ---- get -----------------------------------------------------------------------------------------------
 
-    def get(self, key: Key, *, verify: str | None = None) -> Value | None:
-        """The object's bytes in memory of the pool, or None for a miss. DataLost when no copy is readable."""
+    def get(
+        self, key: Key, *, offset: int = 0, length: int | None = None, verify: str | None = None
+    ) -> Value | None:
+        """The object's bytes in memory of the pool, or None for a miss. DataLost when no copy is readable.
+
+        With `offset` or `length` a part of them: less than asked for where the object ends.
+        """
+        if offset or length is not None:
+            return self._run(self._calls.get_range(key, (offset, length), verify))
         return self._run(self._calls.get_many([key], verify))[0]
 
     def get_many(self, keys: Sequence[Key], *, verify: str | None = None) -> list[Value | None]:
         """A value a key, None for each miss. Raises when an object cannot be read: see `get_into_many`."""
         return self._run(self._calls.get_many(keys, verify))
 
-    def get_into(self, key: Key, destination: Any, *, verify: str | None = None) -> GetResult:
+    def get_into(
+        self,
+        key: Key,
+        destination: Any,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        verify: str | None = None,
+    ) -> GetResult:
         """Read an object into your memory: HIT with its length, or MISS.
 
-        `destination` is a writable buffer, or a list of them to be filled one after another.
+        `destination` is a writable buffer, or a list of them to be filled one after another. With `offset` or
+        `length` a part of the object is read; with an offset alone, as much as fits.
         """
+        if offset or length is not None:
+            return self._run(self._calls.get_range_into(key, destination, (offset, length), verify))
         return self._run(self._calls.get_into(key, destination, verify))
 
     def get_into_many(

@@ -13,6 +13,7 @@ from moonpool.store.client_results import GetResult, GetStatus, Listed, PutPolic
 from moonpool.store.errors import DestinationTooSmall
 from moonpool.store.keys import as_key
 from moonpool.store.reading import Reader
+from moonpool.store.reading_ranges import RangeReader
 from moonpool.store.reading_recovery import Recovery
 from moonpool.store.records import Pin, RemoveCode
 from moonpool.store.value import Value
@@ -44,6 +45,7 @@ class Calls:
         self.context = context
         self.reader = Reader(context)
         self.reader.recover = Recovery(self.reader).run
+        self.ranges = RangeReader(self.reader)
         self.writer = Writer(context)
         self._verify = check_verify(context.config.verify)
 
@@ -117,6 +119,41 @@ class Calls:
             else:
                 values[number] = None
         return values
+
+    async def get_range(self, key: Key, part: tuple[int, int | None], verify: str | None) -> Value | None:
+        """A value with a part of the object, None for a miss."""
+        pool = self.context.values
+        values: list[Value] = []
+
+        def memory(_number: int, size: int) -> Span:
+            values[:] = [pool.take(size)]
+            return Span((values[0],), [values[0].address], [size])
+
+        result = await self.ranges.read(as_key(key), check_part(part), memory, self._way(verify))
+        if result.error is not None:
+            raise result.error
+        if result.status is GetStatus.MISS:
+            return None
+        values[0].object_id = result.object_id
+        return values[0]
+
+    async def get_range_into(
+        self, key: Key, destination: Any, part: tuple[int, int | None], verify: str | None
+    ) -> GetResult:
+        """A part of the object into local memory; as much as fits when no length is given."""
+        span = Span.of(destination, writable=True)
+        offset, length = check_part(part)
+
+        def memory(_number: int, size: int) -> Span:
+            if size > span.total:
+                raise DestinationTooSmall(length_bytes=size, limit=span.total)
+            return span.first(size)
+
+        wanted = span.total if length is None else length
+        result = await self.ranges.read(as_key(key), (offset, wanted), memory, self._way(verify))
+        if result.error is not None:
+            raise result.error
+        return result
 
     async def get_into_many(
         self, keys: Sequence[Key], destinations: Sequence[Any], verify: str | None
@@ -227,6 +264,16 @@ class Calls:
         """Gauges, nodes and segments, as the master tells them."""
         answer: dict[str, Any] = await self.context.link.ask_plain("status")
         return answer
+
+
+def check_part(part: tuple[int, int | None]) -> tuple[int, int | None]:
+    """Offset and length of a range; UsageError unless they are whole numbers from 0."""
+    offset, length = part
+    if not isinstance(offset, int) or offset < 0:
+        raise UsageError(f"offset={offset!r}: a range begins at a whole number from 0", field="offset")
+    if length is not None and (not isinstance(length, int) or length < 0):
+        raise UsageError(f"length={length!r}: a range has a whole number of bytes", field="length")
+    return offset, length
 
 
 def policy_of(policy: PutPolicy | None, changes: dict[str, Any]) -> PutPolicy | None:

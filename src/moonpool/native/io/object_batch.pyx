@@ -232,6 +232,15 @@ def hash_one(uint64_t address, uint64_t length) -> tuple:
             free(chunk)
 
 
+def root_of_chunks(const uint8_t[::1] chunks) -> bytes:
+    """The root over a list of chunk digests, 8 bytes each."""
+    cdef uint64_t root[2]
+    if chunks.shape[0] % 8:
+        raise UsageError("chunk digests have 8 bytes each", field="chunks")
+    root_of(<const uint64_t*>&chunks[0] if chunks.shape[0] else NULL, chunks.shape[0] // 8, root)
+    return (<const char*>root)[:ROOT_BYTES]
+
+
 def is_intact(uint64_t address, uint64_t length, bytes root not None) -> bool:
     """True when the bytes of one object in one piece have this root."""
     return hash_one(address, length)[0] == root
