@@ -15,6 +15,10 @@ from moonpool.units import parse_size
 if TYPE_CHECKING:
     from rich.console import Console
 
+    _IntegerParam = click.ParamType[int]
+else:
+    _IntegerParam = click.ParamType
+
 PLAIN_WIDTH: Final = 200
 """Columns when the output is no terminal: wide enough that a line of a table stays one line for grep."""
 
@@ -31,7 +35,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
 
 
-class Size(click.ParamType):
+class Size(_IntegerParam):
     """Bytes, written as "4GiB", "64 KiB", "1.5 GB" or a plain number."""
 
     name = "size"

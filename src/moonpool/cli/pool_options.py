@@ -24,7 +24,7 @@ config_option = click.option(
 )
 
 #: Tables that a file of settings may have, whichever command reads it.
-SECTIONS: Final = ("client", "events", "journal", "master", "node")
+SECTIONS: Final = ("client", "events", "http", "journal", "master", "node", "rpc", "rules", "tables")
 
 
 def pool_options(function: _Function) -> _Function:

@@ -19,6 +19,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "moonpool.cli.doctor",
     "get": "moonpool.cli.get",
     "ls": "moonpool.cli.ls",
+    "master": "moonpool.cli.master",
     "put": "moonpool.cli.put",
     "rm": "moonpool.cli.rm",
     "simulate": "moonpool.cli.simulate",
