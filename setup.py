@@ -37,6 +37,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("libxxhash",),
     "moonpool.native.io.ring": ("liburing",),
     "moonpool.native.table.chains": ("libxxhash",),
+    "moonpool.native.table.object_records": ("libxxhash",),
 }
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.

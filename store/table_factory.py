@@ -68,3 +68,23 @@ def twin_tables(config: TableConfig) -> Tables:
         ReferenceExtents,
         ReferenceSlots,
     )
+
+
+def native_tables(config: TableConfig) -> Tables:
+    """The compiled tables: what a master serves from."""
+    # Here and not above: the twins work where nothing is compiled.
+    from moonpool.native.table import directory_slots, extents, objects, open_puts
+
+    return Tables(
+        objects.ObjectTable(
+            config.policy,
+            objects_max=config.objects_max,
+            ghosts_max=config.ghosts_max,
+            seed=config.hash_seed,
+        ),
+        open_puts.OpenPuts(
+            puts_max=config.open_puts_max, entries_max=config.open_entries_max, seed=config.hash_seed
+        ),
+        extents.Extents,
+        directory_slots.DirectorySlots,
+    )
