@@ -87,6 +87,13 @@ class Journal(Protocol):
     def may_answer(self, now_ns: int) -> bool:
         """Whether the leader's lease still holds at this reading of CLOCK_BOOTTIME."""
 
+    @property
+    def lease_until_ns(self) -> int:
+        """The reading of CLOCK_BOOTTIME at which the leader's lease ends; 0 for a standby."""
+
+    def resign(self, reason: str) -> bool:
+        """Gives the term up, so that the journal is read afresh; `Deposed` follows. False where it cannot."""
+
     def raise_epoch(self, at_least: int) -> None:
         """Asks for an epoch above `at_least`; `EpochRaised` or `Deposed` follows."""
 

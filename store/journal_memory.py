@@ -7,11 +7,13 @@ does. The interface and the order of events are those of the journal in Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Final, final
 
 from moonpool.store.journal import Elected, EpochRaised, Identity, Notice
 from moonpool.store.state import State
 from moonpool.store.tables import ObjectTable
+
+_NEVER_ENDS_NS: Final = 1 << 62
 
 
 @final
@@ -55,6 +57,15 @@ class MemoryJournal:
     def may_answer(self, now_ns: int) -> bool:
         """While it runs: nobody else can lead this pool."""
         return self.role == "leader"
+
+    @property
+    def lease_until_ns(self) -> int:
+        """Never ends while it leads."""
+        return _NEVER_ENDS_NS if self.role == "leader" else 0
+
+    def resign(self, reason: str) -> bool:
+        """There is nothing to read afresh: the term goes on."""
+        return False
 
     def raise_epoch(self, at_least: int) -> None:
         """Raises it at once."""

@@ -82,6 +82,7 @@ class RedisJournal:
         self._terms = 0
         self._term: Term | None = None
         self._epoch_asked = -1
+        self._resigned = ""
         self._snapshots = SnapshotDuty(config, self._keys)
         self._counts = {"journal_terms": 0, "journal_deposed": 0, "journal_reconnects": 0, "journal_loads": 0}
         self._closing = False
@@ -111,8 +112,19 @@ class RedisJournal:
 
     def may_answer(self, now_ns: int) -> bool:
         """Whether the leader's lease still holds at this reading of CLOCK_BOOTTIME."""
+        return now_ns < self.lease_until_ns
+
+    @property
+    def lease_until_ns(self) -> int:
+        """The reading at which the lease ends; 0 when this master does not lead."""
         term = self._term
-        return term is not None and now_ns < term.lease.until_ns
+        return term.lease.until_ns if term is not None else 0
+
+    def resign(self, reason: str) -> bool:
+        """Gives the term up, so that the journal is read afresh; `Deposed` follows."""
+        self._resigned = reason
+        self._mail.poke()
+        return True
 
     def raise_epoch(self, at_least: int) -> None:
         """Asks for an epoch above `at_least`; `EpochRaised` or `Deposed` follows."""
@@ -224,19 +236,15 @@ class RedisJournal:
                 term = self._stand_for_election(link)
                 if term is not None:
                     return term
-            self._follow(link, look_ms)
+            try:
+                self._reader.follow(link, look_ms)
+            except JournalLost:  # trimmed past this point, or another journal
+                self._load(link, lambda: None)
         return None
 
     def _load(self, link: RedisLink, breathe: Callable[[], None]) -> None:
         self._reader.load(link, breathe)
         self._counts["journal_loads"] += 1
-
-    def _follow(self, link: RedisLink, wait_ms: int) -> None:
-        try:
-            self._reader.follow(link, wait_ms)
-        except JournalLost:
-            # Trimmed past this point, or another journal: read it afresh.
-            self._load(link, lambda: None)
 
     def _stand_for_election(self, link: RedisLink) -> Term | None:
         asked_ns = self._clock.now_ns()
@@ -278,6 +286,7 @@ class RedisJournal:
         self._terms += 1
         self._counts["journal_terms"] += 1
         self._epoch_asked = -1
+        self._resigned = ""
         self.durable = state.sequence
         self._term = term
         self.role = "leader"
@@ -319,6 +328,8 @@ class RedisJournal:
         while not self._closing:
             now_ns = self._clock.now_ns()
             self._take_facts(term, now_ns)
+            if self._resigned:
+                raise JournalFenced(self._resigned)
             if self._epoch_asked >= 0:
                 term.raise_epoch(self._epoch_asked)
                 self._epoch_asked = -1
