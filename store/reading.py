@@ -18,7 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from moonpool.errors import InternalError, MoonpoolError, PeerError
-from moonpool.native.io.object_batch import MISMATCH, batch_verdicts, check_objects, object_batch
+from moonpool.native.io.object_batch import (
+    MISMATCH,
+    batch_verdicts,
+    check_objects,
+    clear_memory,
+    object_batch,
+)
 from moonpool.operations import Op
 from moonpool.store.client_config import Verify
 from moonpool.store.client_io import Work
@@ -261,7 +267,10 @@ class Reader:
                 self._after_failures(group, marks)
 
     def _after_failures(self, group: Group, marks: bytes) -> None:
-        """Forgets ways and hints that led nowhere, so that the next try asks afresh."""
+        """Forgets a way that led nowhere, and clears what was read of other objects, or in part."""
+        for item, mark in zip(group.items, marks, strict=True):
+            if mark:
+                clear_memory(array("Q", item.span.addresses), array("Q", item.span.lengths))
         if any(mark not in (0, MISMATCH) for mark in marks):
             self.context.segments.drop(group.target.info.segment_id)
 

@@ -18,8 +18,9 @@ cdef enum:
     ROOT_BYTES = 16
     # Hashing less than this takes less time than giving the GIL up and getting it back.
     QUICK_BYTES = 32768
+    WRONG_ROOT = 255
 
-MISMATCH = 255
+MISMATCH = WRONG_ROOT
 
 
 cdef class Kept:
@@ -205,7 +206,7 @@ def check_objects(address, length, const uint8_t[::1] roots, first=None) -> byte
     for i in range(hashing.n_objects):
         if not same_root(hashing.chunk + hashing.chunk_at[i], hashing.chunk_at[i + 1] - hashing.chunk_at[i],
                          <const char*>&roots[i * ROOT_BYTES]):
-            mark[i] = <char>MISMATCH
+            mark[i] = <char>WRONG_ROOT
     return bytes(out)
 
 
@@ -266,7 +267,7 @@ def batch_verdicts(Batch batch not None, const uint8_t[::1] roots) -> bytes:
             batch.raw.digest + batch.raw.digest_at[i], batch.raw.digest_at[i + 1] - batch.raw.digest_at[i],
             <const char*>&roots[i * ROOT_BYTES],
         ):
-            mark[i] = <char>MISMATCH
+            mark[i] = <char>WRONG_ROOT
     return bytes(out)
 
 
