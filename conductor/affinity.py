@@ -27,11 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moonpool.conductor.cost import check_positive
-from moonpool.conductor.interference import interference
 from moonpool.conductor.policy import Placement, Stateless
-from moonpool.conductor.view import View
-
-F64 = NDArray[np.float64]
+from moonpool.conductor.view import Beliefs, View
+from moonpool.kernels.placement import COST, COST_ROWS, FETCH, QUEUE, WORK, Rules, affinity_costs
 
 
 @final
@@ -69,50 +67,43 @@ class WorkBoundedAffinity(Stateless):
 
     def __init__(self, weights: AffinityWeights | None = None) -> None:
         self._weights: Final = weights or AffinityWeights()
+        # Made for the first view's scheduler, and kept: a policy serves one scheduler.
+        self._beliefs: Beliefs | None = None
+        self._rules: Rules | None = None
+        self._ties: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def choose(self, view: View) -> Placement:
-        weights = self._weights
-        work = view.local_prefill_s
-        own = view.queue_s + work
-        extra = None
-        fetch = None
-        if weights.fetch and view.best_blocks > view.least_blocks:
-            missing = view.best_blocks - view.local
-            fetched = view.prefill_seconds(view.best_blocks)
-            arrival = view.fetch_seconds(view.best, np.maximum(missing, 0))
-            # The transfer runs while the request queues, and layer by layer beside its own prefill.
-            pulled = np.maximum(view.queue_s + fetched, arrival)
-            displaced = weights.displaced * (work - fetched)
-            fetch = (missing > 0) & (pulled + displaced < own)
-            own = np.where(fetch, pulled, own)
-            extra = np.where(fetch, displaced, 0.0)
-        load = view.beliefs.load
-        past = load.past_work(view.now)[load.prefills]
-        cost = own + weights.balance * (past - past.min())
-        if extra is not None:
-            cost += extra
-        if view.beliefs.mixed:
-            depth = view.local if fetch is None else np.where(fetch, view.best_blocks, view.local)
-            broken = interference(view, view.cached_tokens(depth))
-            cost = cost + self._step_cost(view) + weights.broken_promise_s * broken
-        at = self._least(view, cost, past)
-        if fetch is None or not fetch[at]:
-            return Placement(at, cost=cost)
-        return Placement(at, source=view.best, fetch_blocks=view.best_blocks, cost=cost)
+        beliefs, now = view.beliefs, view.now
+        if beliefs is not self._beliefs or self._rules is None:
+            self._beliefs, self._rules = beliefs, self._rules_of(beliefs)
+            self._ties = np.zeros(len(beliefs.load.prefills), np.int64)
+        beliefs.load.past_work(now)
+        found = np.empty((COST_ROWS, len(self._ties)))
+        held = np.ascontiguousarray(view.held[-1])
+        prompt = (float(view.tokens), float(now))
+        count, best = affinity_costs(held, beliefs.standing, self._rules, prompt, (found, self._ties))
+        view.know(found[QUEUE], found[WORK], best)
+        tie = 0 if count == 1 else int(beliefs.random.random() * count)
+        at = self._ties.item(tie)
+        if found.item(FETCH, at):
+            return Placement(at, source=best, fetch_blocks=view.best_blocks, cost=found[COST])
+        return Placement(at, cost=found[COST])
 
-    def _least(self, view: View, cost: F64, past: F64) -> int:
-        """The least cost; among near equals the one with the least past work, then any."""
-        low = float(cost.min())
-        equals = cost <= low + min(low * self._weights.slack, self._weights.slack_max_s)
-        if np.count_nonzero(equals) == 1:
-            return int(cost.argmin())
-        return view.least(np.where(equals, past, np.inf))
-
-    def _step_cost(self, view: View) -> F64:
-        """Grows from the margin on as the instance's decode step with this request nears the promised one."""
-        load, weights = view.beliefs.load, self._weights
-        steps = load.step_seconds(1.0, float(view.tokens))[load.prefills]
-        # Requests that wait for their prefill will join the same batch.
-        steps = steps * (1.0 + load.waiting[load.prefills] / (load.batch[load.prefills] + 1.0))
-        excess = np.maximum(steps / view.beliefs.config.tbt_limit_s - weights.step_margin, 0.0)
-        return weights.step_penalty_s * excess / max(1.0 - weights.step_margin, 0.05)
+    def _rules_of(self, beliefs: Beliefs) -> Rules:
+        weights, config = self._weights, beliefs.config
+        return Rules(
+            block_tokens=float(config.block_tokens),
+            token_bytes=float(config.token_bytes),
+            latency_s=float(beliefs.links.latency_s),
+            tbt_limit_s=float(config.tbt_limit_s),
+            output_tokens=float(config.expected_output_tokens),
+            slack=float(weights.slack),
+            slack_max_s=float(weights.slack_max_s),
+            balance=float(weights.balance),
+            displaced=float(weights.displaced),
+            step_penalty_s=float(weights.step_penalty_s),
+            step_margin=float(weights.step_margin),
+            broken_promise_s=float(weights.broken_promise_s),
+            fetch=weights.fetch,
+            mixed=beliefs.mixed,
+        )

@@ -131,6 +131,21 @@ class DecodeForecast:
         requests, tokens = requests + more, tokens + more * mean_tokens
         return np.maximum(requests, 0.0), np.maximum(tokens, 0.0)
 
+    def expected_at(
+        self, at: int, when: float, now: float, present: tuple[float, float]
+    ) -> tuple[float, float]:
+        """As `expected`, for one instance; `present` is its batch and context."""
+        self._slide(now)
+        here = int(now / self._bin_s) - self._first_bin
+        there = min(int(when / self._bin_s) - self._first_bin, here + self._bins - 1)
+        fade = math.exp((now - when) / self.survival.mean_s)
+        booked, context = self._requests[at], self._context[at]
+        requests = booked.item(there) + (present[0] - booked.item(here)) * fade
+        tokens = context.item(there) + (present[1] - context.item(here)) * fade
+        share, mean_tokens = self._inflow_share(when - now, now)
+        more = self._spread.item(at) * share
+        return max(requests + more, 0.0), max(tokens + more * mean_tokens, 0.0)
+
     def _note_inflow(self, at: int, delay_s: float, tokens: float, now: float) -> None:
         if self._began is None:
             self._began = self._last = now
@@ -143,19 +158,24 @@ class DecodeForecast:
         self._spread[at] += 1.0
 
     def _inflow(self, ahead_s: float, now: float) -> tuple[F64, float]:
-        """Requests on each instance `ahead_s` from now that have not come yet, and their mean context.
+        """Requests on each instance `ahead_s` from now that have not come yet, and their mean context."""
+        share, mean_tokens = self._inflow_share(ahead_s, now)
+        return self._spread * share, mean_tokens
+
+    def _inflow_share(self, ahead_s: float, now: float) -> tuple[float, float]:
+        """By what the recent bookings of an instance are multiplied to give those to come; mean context.
 
         A request whose own prefill is long meets those that come after it and overtake it.
         """
         if self._began is None:
-            return self._spread, 0.0
+            return 0.0, 0.0
         window_s = _INFLOW_MEMORY_S * max(1.0 - math.exp((self._began - now) / _INFLOW_MEMORY_S), 0.05)
         fade = math.exp((self._last - now) / _INFLOW_MEMORY_S)
         bins = int((ahead_s - self._delay_s / self._bookings) / self._bin_s)
         if bins <= 0:
-            return np.zeros_like(self._spread), 0.0
-        present_s = self.survival.expected_s[min(bins, self._bins) - 1]
-        return self._spread * (fade * present_s / window_s), self._tokens / self._bookings
+            return 0.0, 0.0
+        present_s = self.survival.expected_s.item(min(bins, self._bins) - 1)
+        return fade * present_s / window_s, self._tokens / self._bookings
 
     def _add(self, booking: Booking, since: int, sign: float) -> None:
         skip = max(0, since - booking.start, self._first_bin - booking.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,21 @@ from numpy.typing import NDArray
 
 from moonpool.conductor.cost import DecodeCost, PrefillCost, check_positive
 from moonpool.errors import UsageError
+from moonpool.kernels.placement import (
+    BATCH,
+    CONTEXT,
+    CONTEXT_S,
+    HEAD_S,
+    HEAD_SINCE,
+    LOAD_ROWS,
+    QUEUED_S,
+    QUEUED_TOKENS,
+    REQUEST_S,
+    RESERVED,
+    SLOW_STEPS,
+    STEP_S,
+    WAITING,
+)
 
 F64 = NDArray[np.float64]
 INSTANCES_MAX: Final = 65_536
@@ -56,15 +72,16 @@ class FadingWork:
 
     def __init__(self, instances: int, memory_s: float) -> None:
         self.memory_s: Final = memory_s
-        self._seconds: Final[F64] = np.zeros(instances)
+        #: float64[n], as of the last call; the array stays the same.
+        self.seconds: Final[F64] = np.zeros(instances)
         self._at: float | None = None
 
     def at(self, now: float) -> F64:
         """float64[n]; borrowed until the next call."""
         if self._at is not None and now > self._at:
-            self._seconds[:] *= np.exp((self._at - now) / self.memory_s)
+            self.seconds[:] *= math.exp((self._at - now) / self.memory_s)
             self._at = now
-        return self._seconds
+        return self.seconds
 
     def add(self, at: int, seconds: float, now: float) -> None:
         """Gives an instance work."""
@@ -94,23 +111,29 @@ class LoadTable:
         if not len(self.prefills) or not len(self.decodes):
             raise UsageError("there must be an instance that prefills and one that decodes")
         n = len(instances)
-        self.queued_s: Final[F64] = np.zeros(n)
-        self.queued_tokens: Final[F64] = np.zeros(n)
-        self.batch: Final[F64] = np.zeros(n)
-        self.waiting: Final[F64] = np.zeros(n)
-        self.context: Final[F64] = np.zeros(n)
-        self.reserved: Final[F64] = np.zeros(n)
+        #: float64[LOAD_ROWS, n]: what the placement kernel reads; the arrays below are its rows.
+        self.rows: Final[F64] = np.zeros((LOAD_ROWS, n))
+        self.queued_s: Final[F64] = self.rows[QUEUED_S]
+        self.queued_tokens: Final[F64] = self.rows[QUEUED_TOKENS]
+        self.batch: Final[F64] = self.rows[BATCH]
+        self.waiting: Final[F64] = self.rows[WAITING]
+        self.context: Final[F64] = self.rows[CONTEXT]
+        self.reserved: Final[F64] = self.rows[RESERVED]
         #: Prefill steps booked that will be slower than the promised token interval.
-        self.slow_steps: Final[F64] = np.zeros(n)
+        self.slow_steps: Final[F64] = self.rows[SLOW_STEPS]
         self.kv_tokens_max: Final[F64] = np.array([float(each.kv_tokens_max) for each in instances])
         self.batch_max: Final[F64] = np.array([float(each.batch_max) for each in instances])
-        self._step_s: Final[F64] = np.array([each.decode.step_s for each in instances])
-        self._request_s: Final[F64] = np.array([each.decode.request_s for each in instances])
-        self._context_s: Final[F64] = np.array([each.decode.context_token_s for each in instances])
-        self._head_since: Final[F64] = np.zeros(n)
-        self._head_s: Final[F64] = np.zeros(n)
+        self._step_s: Final[F64] = self.rows[STEP_S]
+        self._request_s: Final[F64] = self.rows[REQUEST_S]
+        self._context_s: Final[F64] = self.rows[CONTEXT_S]
+        self._head_since: Final[F64] = self.rows[HEAD_SINCE]
+        self._head_s: Final[F64] = self.rows[HEAD_S]
+        for position, each in enumerate(instances):
+            self._step_s[position] = each.decode.step_s
+            self._request_s[position] = each.decode.request_s
+            self._context_s[position] = each.decode.context_token_s
         self._queues: list[OrderedDict[Hashable, tuple[float, float]]] = [OrderedDict() for _ in range(n)]
-        self._balance: Final = FadingWork(n, balance_memory_s)
+        self.balance: Final = FadingWork(n, balance_memory_s)
 
     def queue_seconds(self, now: float) -> F64:
         """Prefill seconds ahead of a request that comes now."""
@@ -127,9 +150,22 @@ class LoadTable:
         )
         return steps
 
+    def step_at(self, at: int, more_requests: float = 0.0, more_context: float = 0.0) -> float:
+        """As `step_seconds`, for one instance."""
+        return (
+            self._step_s.item(at)
+            + self._request_s.item(at) * (self.batch.item(at) + more_requests)
+            + self._context_s.item(at) * (self.context.item(at) + more_context)
+        )
+
+    def queue_at(self, at: int, now: float) -> float:
+        """As `queue_seconds`, for one instance."""
+        elapsed = min(now - self._head_since.item(at), self._head_s.item(at))
+        return self.queued_s.item(at) - elapsed
+
     def past_work(self, now: float) -> F64:
         """float64[n]: prefill seconds given to each instance, remembered for `balance_memory_s`."""
-        return self._balance.at(now)
+        return self.balance.at(now)
 
     def queue_prefill(self, key: Hashable, at: int, seconds: float, tokens: float, now: float) -> None:
         """Books a prefill of `tokens` uncached tokens behind the others of instance `at`."""
@@ -139,7 +175,7 @@ class LoadTable:
         queue[key] = (seconds, tokens)
         self.queued_s[at] += seconds
         self.queued_tokens[at] += tokens
-        self._balance.add(at, seconds, now)
+        self.balance.add(at, seconds, now)
 
     def inherit_prefill(self, other: LoadTable, key: Hashable, places: tuple[int, int], now: float) -> None:
         """Books a prefill as it stands in another table: `places` are its positions there and here.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moonpool.conductor.instance import InstanceSpec
 from moonpool.errors import UsageError
+from moonpool.kernels.placement import SPEED_ROWS
 
 F64 = NDArray[np.float64]
 #: Tokens and squares are scaled so that the three features are of one size.
@@ -41,9 +42,11 @@ class PrefillPredictor:
             [0.0, each.prefill.linear_s * _TOKENS_UNIT, each.prefill.quadratic_s * _SQUARES_UNIT]
             for each in instances
         ]
-        self._linear: Final[F64] = np.array([each.prefill.linear_s for each in instances])
-        self._quadratic: Final[F64] = np.array([each.prefill.quadratic_s for each in instances])
-        self._constant: Final[F64] = np.zeros(len(instances))
+        #: float64[SPEED_ROWS, n]: what the placement kernel reads; the arrays below are its rows.
+        self.rows: Final[F64] = np.zeros((SPEED_ROWS, len(instances)))
+        self._constant, self._linear, self._quadratic = self.rows
+        self._linear[:] = [each.prefill.linear_s for each in instances]
+        self._quadratic[:] = [each.prefill.quadratic_s for each in instances]
         #: The covariance of the weights: (00, 01, 02, 11, 12, 22) of a symmetric matrix for each instance.
         self._covariance: Final = [self._prior(weights) for weights in self._weights]
         self._trace_max: Final = [_VARIANCE_MAX * (c[0] + c[3] + c[5]) for c in self._covariance]

@@ -203,25 +203,23 @@ class Scheduler:
         prefill = int(load.prefills[placement.at])
         fetches = placement.source != NOBODY
         blocks = placement.fetch_blocks if fetches else int(view.local[placement.at])
-        ends = float(view.queue_s[placement.at]) + view.prefill_at(placement.at, blocks)
+        ends = load.queue_at(prefill, view.now) + view.prefill_at(placement.at, blocks)
         if fetches:
             missing = np.maximum(placement.fetch_blocks - view.local, 0)
             ends = max(ends, float(view.fetch_seconds(placement.source, missing)[placement.at]))
-        choice = choose_decode(view, prefill, ends)
+        decode = choose_decode(view, prefill, ends)
         context = prompt.tokens + (prompt.output_tokens or config.expected_output_tokens) / 2
         verdict, step = Verdict.NO_ROOM, 0.0
-        if choice.at != NOBODY:
+        if decode != NOBODY:
             then = view.now + ends
-            requests, tokens = self.forecast.expected(then, view.now, load.batch, load.context)
-            cost = load.instances[choice.at].decode
-            step = float(
-                cost.step_seconds(float(requests[choice.at]) + 1, float(tokens[choice.at]) + context)
-            )
-            present = float(load.step_seconds(1.0, context)[choice.at])
+            present = (load.batch.item(decode), load.context.item(decode))
+            requests, tokens = self.forecast.expected_at(decode, then, view.now, present)
+            cost = load.instances[decode].decode
+            step = cost.step_seconds(requests + 1, tokens + context)
             verdict = self.admission.judge(
                 Assessment(
                     ends / config.ttft_limit_s,
-                    present / config.tbt_limit_s,
+                    load.step_at(decode, 1.0, context) / config.tbt_limit_s,
                     step / config.tbt_limit_s,
                     self._relative_cost(cost, context),
                     prompt.priority,
@@ -231,7 +229,7 @@ class Scheduler:
             id=prompt.id,
             verdict=verdict,
             prefill=prefill,
-            decode=choice.at,
+            decode=decode,
             source=placement.source,
             fetch_blocks=placement.fetch_blocks,
             cached_blocks=int(view.local[placement.at]),

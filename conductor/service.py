@@ -24,6 +24,7 @@ from moonpool.conductor.service_core import ConductorCore, global_view
 from moonpool.conductor.service_state import load_state, save_state
 from moonpool.conductor.subscription import Subscription, load_zmq
 from moonpool.errors import LimitExceeded, MoonpoolError, ResourceError, UsageError
+from moonpool.kernels.warmup import warm_placement
 
 logger: Final = logging.getLogger("moonpool.conductor")
 
@@ -62,6 +63,7 @@ class ConductorService:
 
     async def start(self) -> None:
         """Loads the state, subscribes, and listens. Raises `ResourceError` when the port cannot be had."""
+        warm_placement()
         self._version = importlib.metadata.version("moonpool")
         self._restore()
         web = self._web

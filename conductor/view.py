@@ -14,6 +14,7 @@ from moonpool.conductor.predictor import PrefillPredictor
 from moonpool.conductor.request import Prompt
 from moonpool.conductor.scheduler_config import SchedulerConfig
 from moonpool.conductor.transfer_model import LinkClocks
+from moonpool.kernels.placement import Standing
 
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
@@ -49,47 +50,91 @@ class Beliefs:
         self.mixed: Final = any(mixed)
         #: Prefill and decode on one instance: the decode side is not chosen.
         self.aggregated: Final = all(mixed)
+        #: All of it as the placement kernel takes it; the arrays are those above and change with them.
+        self.standing: Final = Standing(
+            load.rows,
+            predictor.rows,
+            links.rows,
+            load.balance.seconds,
+            load.prefills.astype(np.int64),
+            self.shared_chunk,
+        )
 
 
 @final
 class View:
     """One prompt against p prefill instances; arrays are in the order of `load.prefills`.
 
-    `local` is int32[p]: leading blocks that each holds in any tier. Seconds are from `now`.
+    `local` is int32[p]: leading blocks that each holds in any tier. Seconds are from `now`. What a policy
+    does not ask for is not computed.
     """
 
     __slots__ = (
+        "_best",
+        "_least_blocks",
         "_local_prefill_s",
+        "_queue_s",
+        "_step_s",
         "beliefs",
-        "best",
-        "best_blocks",
         "held",
-        "least_blocks",
         "local",
         "now",
         "prompt",
-        "queue_s",
-        "step_s",
         "tokens",
     )
 
     def __init__(self, beliefs: Beliefs, prompt: Prompt, held: I32, now: float) -> None:
-        load = beliefs.load
         self.beliefs: Final = beliefs
         self.prompt: Final = prompt
         self.now: Final = now
         self.tokens: Final = prompt.tokens
         #: int32[tiers, n] over all instances.
         self.held: Final = held
-        self.local: Final[I32] = held[-1][load.prefills]
-        self.queue_s: Final[F64] = load.queue_seconds(now)[load.prefills]
-        #: One decode step of each candidate's present batch.
-        self.step_s: Final[F64] = load.step_seconds()[load.prefills]
-        self.best: Final = int(held[-1].argmax())
-        self.best_blocks: Final = int(held[-1][self.best])
-        #: Blocks that every candidate holds: they say nothing about where to go.
-        self.least_blocks: Final = int(self.local.min())
+        self.local: Final[I32] = held[-1][beliefs.load.prefills]
+        self._queue_s: F64 | None = None
+        self._step_s: F64 | None = None
         self._local_prefill_s: F64 | None = None
+        self._best: int | None = None
+        self._least_blocks: int | None = None
+
+    @property
+    def queue_s(self) -> F64:
+        """float64[p]: prefill seconds ahead of the prompt."""
+        if self._queue_s is None:
+            load = self.beliefs.load
+            self._queue_s = load.queue_seconds(self.now)[load.prefills]
+        return self._queue_s
+
+    @property
+    def step_s(self) -> F64:
+        """float64[p]: one decode step of each candidate's present batch."""
+        if self._step_s is None:
+            load = self.beliefs.load
+            self._step_s = load.step_seconds()[load.prefills]
+        return self._step_s
+
+    @property
+    def best(self) -> int:
+        """The instance with the longest match, among all."""
+        if self._best is None:
+            self._best = int(self.held[-1].argmax())
+        return self._best
+
+    @property
+    def best_blocks(self) -> int:
+        """How many leading blocks the longest match has."""
+        return int(self.held[-1].item(self.best))
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that every candidate holds: they say nothing about where to go."""
+        if self._least_blocks is None:
+            self._least_blocks = int(self.local.min())
+        return self._least_blocks
+
+    def know(self, queue_s: F64, local_prefill_s: F64, best: int) -> None:
+        """Takes what a policy's kernel has computed already."""
+        self._queue_s, self._local_prefill_s, self._best = queue_s, local_prefill_s, best
 
     def cached_tokens(self, blocks: I32 | int) -> F64:
         """Tokens that so many leading blocks save; the last token is always computed."""
@@ -125,7 +170,7 @@ class View:
         seconds = beliefs.predictor.one(position, self.tokens, cached)
         shared = float(beliefs.shared_chunk[at])
         if shared and beliefs.load.batch[position] > 0:
-            seconds += math.ceil((self.tokens - cached) / shared) * float(self.step_s[at])
+            seconds += math.ceil((self.tokens - cached) / shared) * beliefs.load.step_at(position)
         return seconds
 
     def fetch_seconds(self, source: int, blocks: I32) -> F64:

@@ -7,11 +7,12 @@ import random
 
 import numpy as np
 import pytest
+from tests.property.conductor_sim.plain_affinity import slow_steps
 
 from moonpool.conductor.cost import DecodeCost, ModelShape, PrefillCost
 from moonpool.conductor.forecast import DecodeForecast, DurationSurvival
 from moonpool.conductor.instance import FadingWork, InstanceSpec, LoadTable, Role
-from moonpool.conductor.interference import slow_steps, slow_steps_at
+from moonpool.conductor.interference import slow_steps_at
 from moonpool.conductor.overlap import ResidencyTable
 from moonpool.conductor.pending import PendingBlocks
 from moonpool.conductor.predictor import PrefillPredictor
