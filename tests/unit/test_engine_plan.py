@@ -17,11 +17,11 @@ from moonpool.native.io.memory import BufferHold
 from moonpool.operations import Op
 
 CONFIG = EngineConfig(batch_transfers_max=100, notification_bytes_max=8)
-PLAIN = (None, False, None)
+PLAIN = (None, False, None, None)
 
 
 def plan(local: Any, region: Any = 1 << 32, offset: Any = 0, length: Any = 8, path: Any = None) -> Batch:
-    return plan_batch(Op.READ, (local, region, offset, length), (path, False, None), CONFIG)
+    return plan_batch(Op.READ, (local, region, offset, length), (path, False, None, None), CONFIG)
 
 
 def numbers(batch: Batch) -> list[list[int]]:
@@ -126,7 +126,7 @@ def test_timeouts_that_make_no_sense_are_refused(timeout_s: float) -> None:
         timeout_ns(timeout_s)
     assert caught.value.field == "timeout_s"
     with pytest.raises(UsageError, match="timeout_s"):
-        plan_batch(Op.READ, (4096, 1 << 32, 0, 8), (None, False, timeout_s), CONFIG)
+        plan_batch(Op.READ, (4096, 1 << 32, 0, 8), (None, False, timeout_s, None), CONFIG)
 
 
 @pytest.mark.parametrize("message", [b"", b"12345678", bytearray(b"abc"), memoryview(b"abc")])

@@ -11,14 +11,14 @@ from typing import Any, Self, final
 
 from moonpool.config import EngineConfig
 from moonpool.engine.batch import Batch
-from moonpool.engine.control import ControlService, LaneInfo, ServiceHooks, SessionInfo
+from moonpool.engine.control import ControlService, ServiceHooks, SessionInfo
 from moonpool.engine.fork import forget_forks, watch_forks
+from moonpool.engine.gate import Gate, open_server
 from moonpool.engine.measuring import engine_metrics
 from moonpool.engine.memory_room import check_request
 from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
 from moonpool.engine.opening import Openings, holder_alive
-from moonpool.engine.peers import io_way
 from moonpool.engine.plan import as_number, timeout_ns
 from moonpool.engine.region import Region
 from moonpool.engine.segment import Segment
@@ -29,11 +29,10 @@ from moonpool.metadata import open_metadata
 from moonpool.metadata.base import Record
 from moonpool.native.io.memory import BufferHold, create_memory
 from moonpool.native.io.regions import LocalRegions
-from moonpool.native.io.server import TargetServer
 from moonpool.native.io.workers import WorkerPool
 from moonpool.operations import Access, Op
 from moonpool.transport.registry import make_transports
-from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, NS_PER_US, U32_MAX
+from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, U32_MAX
 
 
 @final
@@ -58,15 +57,7 @@ class Engine:
         self._by_name = {transport.name: transport for transport in transports}
         self._table = LocalRegions(config.regions_max)
         self._offering = Offering(config, self._table, transports)
-        self._server = TargetServer(
-            self._table,
-            io=io_way(config),
-            spin_ns=config.spin_us * NS_PER_US,
-            spin_max_bytes=config.spin_max_bytes,
-            stall_ns=config.stall_timeout_ms * NS_PER_MS,
-            lanes_max=config.connections_max,
-            notices_max=config.notifications_max,
-        )
+        self._server = open_server(self._table, config)
         # A batch over several lanes has a thread for each but the caller's own.
         threads = max(config.worker_threads, config.bulk_lanes - 1, config.bulk_lanes_remote - 1)
         self._workers = WorkerPool(threads, config.queued_batches_max)
@@ -75,11 +66,12 @@ class Engine:
         self._quick = self.transfers.quick
         hooks = ServiceHooks(
             handlers={"describe": self._describe, **self._offering.handlers()},
-            on_lane=self._take_lane,
-            session_handlers={"revoke": lambda session, params: self._openings.revoke(session, params)},
-            on_session_closed=lambda session, _reason: self._offering.grants.session_ended(
-                session.session_id
-            ),
+            on_lane=lambda fd, info: self._server.add_lane(fd, info.peer_instance),
+            session_handlers={
+                "revoke": lambda session, params: self._openings.revoke(session, params),
+                "settle": lambda session, params: self._openings.settle(session, params),
+            },
+            on_session_closed=self._offering.session_ended,
             lanes_open=lambda: self._server.lanes,
         )
         with contextlib.ExitStack() as undo:
@@ -96,6 +88,8 @@ class Engine:
         self._openings = Openings(
             self.config, self._control, self._offering, (self._metadata, self._table, transports)
         )
+        #: What lets peers write into granted regions, and tells who does (the store).
+        self.gate = Gate((self._table, self._server, self._control), self._offering.writers, self._openings)
         try:
             self._lease = self._metadata.register(self._record())
         except BaseException:
@@ -122,16 +116,18 @@ class Engine:
         location: str = "cpu:0",
         huge_pages: bool | None = None,
         prefault: bool = True,
+        granted: bool = False,
     ) -> Region:
         """New engine memory, registered: a sealed memfd of whole pages, zeroed and pre-faulted.
 
-        It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it.
+        It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it. With
+        `granted`, their WRITEs over tcp and unix lanes must show grants (`gate`).
         """
         self._check()
         check_request(size_bytes, prefault)
         huge = self.config.huge_pages if huge_pages is None else huge_pages
         memory = create_memory(size_bytes, huge_pages=huge, prefault=prefault)
-        region = self._offering.add(memory, Access(access), location)
+        region = self._offering.add(memory, Access(access), location, granted=granted)
         self._openings.own_region_added(region.handle)
         return region
 
@@ -221,7 +217,7 @@ class Engine:
             self._quick(Op.READ, segment, (region, offset, into, length), timeout_s)
             return None
         return self.transfers.one(
-            Op.READ, segment, (into, region, offset, length), (path, digest, timeout_s)
+            Op.READ, segment, (into, region, offset, length), (path, digest, timeout_s, None)
         )
 
     def write(
@@ -235,17 +231,19 @@ class Engine:
         path: int | None = None,
         digest: bool = False,
         timeout_s: float | None = None,
+        grants: Any = None,
     ) -> list[int] | None:
         """Write `length` bytes from `source` to `offset` of a peer's region.
 
         It returns when every later READ by anyone sees them. `source` is an address inside a registered
         region or a readable buffer. See `read`.
         """
-        if type(source) is type(offset) is type(length) is int and path is None and not digest:
+        plain = path is grants is None and not digest
+        if plain and type(source) is type(offset) is type(length) is int:
             self._quick(Op.WRITE, segment, (region, offset, source, length), timeout_s)
             return None
         return self.transfers.one(
-            Op.WRITE, segment, (source, region, offset, length), (path, digest, timeout_s)
+            Op.WRITE, segment, (source, region, offset, length), (path, digest, timeout_s, grants)
         )
 
     def transfer(
@@ -260,16 +258,18 @@ class Engine:
         path: Any = None,
         digest: bool = False,
         timeout_s: float | None = None,
+        grants: Any = None,
         check: bool = True,
     ) -> Batch:
         """Many transfers in one call, driven by the calling thread; returns the ended batch.
 
         `local` (addresses in registered regions, or one buffer for a single transfer), `region` (handles),
         `offset` and `length` are uint64 arrays of one length, or scalars for all; `path` ids are uint16
-        (`AUTO_PATH`: any). With `check` the first failed transfer's error is raised; without it, look at
-        `status`.
+        (`AUTO_PATH`: any); `grants` (24 bytes a transfer) is what WRITEs show to granted regions. With
+        `check` the first failed transfer's error is raised; without it, look at `status`.
         """
-        batch = self.transfers.run(op, segment, (local, region, offset, length), (path, digest, timeout_s))
+        how = (path, digest, timeout_s, grants)
+        batch = self.transfers.run(op, segment, (local, region, offset, length), how)
         if check:
             batch.check()
         return batch
@@ -286,6 +286,7 @@ class Engine:
         path: Any = None,
         digest: bool = False,
         timeout_s: float | None = None,
+        grants: Any = None,
         notify: bytes | None = None,
     ) -> Batch:
         """As `transfer`, but returns at once: a worker drives the batch unless a waiter gets there first.
@@ -294,7 +295,7 @@ class Engine:
         gets that message after every transfer completed. QueueFull when queued_batches_max batches wait.
         """
         return self.transfers.submit(
-            op, segment, (local, region, offset, length), (path, digest, timeout_s), notify
+            op, segment, (local, region, offset, length), (path, digest, timeout_s, grants), notify
         )
 
     def flush(self, segment: Segment | int, *, timeout_s: float | None = None) -> None:
@@ -386,9 +387,6 @@ class Engine:
             "generation": self._lease.record.generation,
             "regions": self._offering.describe(),
         }
-
-    def _take_lane(self, fd: int, info: LaneInfo) -> None:
-        self._server.add_lane(fd, info.peer_instance)
 
     def abandon_after_fork(self) -> None:
         """In a forked child: close its copies of our sockets, so that peers notice the parent's death."""

@@ -12,6 +12,7 @@ from moonpool.config import EngineConfig
 from moonpool.engine.control import ControlService, Handler, Reply, SessionInfo
 from moonpool.engine.grants import GrantBook
 from moonpool.engine.region import KEY_BYTES, Region
+from moonpool.engine.writers import WriterBook
 from moonpool.errors import (
     AccessDenied,
     MoonpoolError,
@@ -32,6 +33,8 @@ from moonpool.units import MS_PER_S
 _never_freed: list[Region] = []
 #: The bit of the native table that says that this process may read into a region.
 LOCAL_WRITABLE = 4
+#: The bit of the native table that says that WRITEs over lanes show a grant.
+GRANTED = 8
 
 
 @final
@@ -48,13 +51,16 @@ class Offering:
         #: Revoked, but a batch or a lane thread that saw them alive has not ended yet.
         self._undrained: list[Region] = []
         self.grants = GrantBook()
+        self.writers = WriterBook()
 
-    def add(self, source: SharedMemory | BufferHold, access: Access, location: str) -> Region:
+    def add(
+        self, source: SharedMemory | BufferHold, access: Access, location: str, *, granted: bool = False
+    ) -> Region:
         """Register memory and return its region; the region keeps it in place."""
         memory = source if isinstance(source, SharedMemory) else None
         hold = source if isinstance(source, BufferHold) else None
         read_key, write_key = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
-        bits = int(access) | (LOCAL_WRITABLE if source.writable else 0)
+        bits = int(access) | (LOCAL_WRITABLE if source.writable else 0) | (GRANTED if granted else 0)
         self.grants.sweep()
         self._let_undrained_go()
         handle = self._table.add(source.address, source.size_bytes, bits, read_key, write_key)
@@ -125,6 +131,7 @@ class Offering:
         with self._lock:
             self._regions.pop(handle, None)
             fd = self._read_only_fds.pop(handle, None)
+        self.writers.forget_region(handle)
         if fd is not None:
             os.close(fd)
         drained = self._table.remove(handle, timeout_s)
@@ -164,6 +171,11 @@ class Offering:
         self.grants.confirmed(handle, confirmed)
         return gone, failed - gone
 
+    def session_ended(self, session: SessionInfo, _reason: MoonpoolError) -> None:
+        """A session is closed: it is given nothing more. On the control thread."""
+        self.grants.session_ended(session.session_id)
+        self.writers.session_ended(session.session_id)
+
     def close(self) -> None:
         """Close descriptors; memory goes with its last reference."""
         with self._lock:
@@ -175,6 +187,7 @@ class Offering:
         for fd in fds:
             os.close(fd)
         self.grants.close()
+        self.writers.close()
 
     # On the control thread
 
@@ -196,7 +209,7 @@ class Offering:
                 "the region is not engine memory and cannot be mapped", region=region.handle
             )
         writable = bool(access & Access.WRITE)
-        self._note_grant(region, session, process_vm=False)
+        self._note_grant(region, session, process_vm=False, writes=writable)
         fd = region.memory.fd if writable else self._read_only_fd(region, region.memory)
         return Reply({"offset": 0, "size": region.memory.size_bytes, "writable": writable}, [fd])
 
@@ -208,18 +221,21 @@ class Offering:
 
     def _release(self, session: SessionInfo, _params: Mapping[str, Any]) -> dict[str, Any]:
         self.grants.release(session.session_id)
+        self.writers.release(session.session_id)
         return {}
 
     def _grant_vm(self, session: SessionInfo, params: Mapping[str, Any]) -> dict[str, Any]:
-        region, _access = self._asked_region(session, params)
+        region, access = self._asked_region(session, params)
         if session.peer_pid is None:
             raise UnsupportedOperation("process_vm is granted only to a process that the kernel names")
-        self._note_grant(region, session, process_vm=True)
+        self._note_grant(region, session, process_vm=True, writes=bool(access & Access.WRITE))
         return {}
 
-    def _note_grant(self, region: Region, session: SessionInfo, *, process_vm: bool) -> None:
+    def _note_grant(self, region: Region, session: SessionInfo, *, process_vm: bool, writes: bool) -> None:
         """Put it into the book while the region is live: a revoke that comes later then sees the grant."""
         with self._lock:
             if region.handle not in self._regions:
                 raise StaleHandle(region=region.handle)
             self.grants.note(region.handle, session, process_vm=process_vm)
+            if writes:
+                self.writers.note(region.handle, session)

@@ -147,6 +147,30 @@ class Openings:
                     raise MoonpoolError(f"a transfer still uses region {handle:#x}")
         return {}
 
+    def settle(self, session: SessionInfo, params: Mapping[str, Any]) -> Any:
+        """The method by which an owner asks until when we write; answered when what runs now has ended."""
+        if not isinstance(params.get("handles"), list):
+            raise ProtocolError("settle takes a list of handles")
+        return self._settle_soon(session.peer_instance)
+
+    async def _settle_soon(self, instance: InstanceId) -> dict[str, Any]:
+        import asyncio
+
+        timeout_s = self._config.revoke_timeout_ms / MS_PER_S
+        if not await asyncio.to_thread(self.drain, instance, timeout_s):
+            raise MoonpoolError("a transfer still runs")
+        return {}
+
+    def drain(self, instance: InstanceId, timeout_s: float) -> bool:
+        """Wait until what runs now on any segment of that peer has ended; False when it took too long."""
+        with self._lock:
+            found = {segment for _handle, segment in self._segments.items()}
+            peer = self._peers.get(instance)
+        if peer is not None:
+            found |= set(peer.segments)
+        mine = [segment for segment in found if segment.peer.instance == instance]
+        return all(segment.native.drain(timeout_s) for segment in mine)
+
     def _peer_at(self, endpoint: str, instance: InstanceId, timeout_s: float | None) -> Peer:
         if endpoint == self._control.endpoint or instance == self._control.instance:
             return self._known(self._control.instance) or self._add_peer(self._own_peer())

@@ -173,9 +173,9 @@ class Peer:
         self.lanes.close(timeout_s)
         if self._session is None:
             return
-        if self.vm is not None and self.alive:
-            # So that the owner need not wonder whether process_vm could still come; when it does not hear
-            # this, it does.
+        if self._session.is_unix and self.alive:
+            # So that the owner need not wonder whether we could still write into its memory; when it does not
+            # hear this, it does.
             with contextlib.suppress(MoonpoolError):
                 self.request("release", {}).close()
         self._session.close()

@@ -15,8 +15,8 @@ from moonpool.units import NS_PER_MS, NS_PER_S
 
 #: local, region, offset, length: numbers for all transfers, or vectors; `local` may be a buffer instead.
 What: TypeAlias = tuple[Any, Any, Any, Any]
-#: path, digest, timeout_s: as in `Engine.transfer`.
-How: TypeAlias = tuple[Any, bool, float | None]
+#: path, digest, timeout_s, grants: as in `Engine.transfer`.
+How: TypeAlias = tuple[Any, bool, float | None, Any]
 
 #: A longer timeout is a mistake of units; it would also leave the range of the native clock.
 TIMEOUT_S_MAX = 1e9
@@ -51,7 +51,7 @@ def as_memory(local: Any, op: Op) -> Any:
 def plan_batch(op: Op, what: What, how: How, config: EngineConfig) -> NativeBatch:
     """A filled batch whose deadline runs, not yet bound to a segment; UsageError for what is no batch."""
     local, region, offset, length = map(as_number, what)
-    path, digest, timeout_s = how
+    path, digest, timeout_s, grants = how
     path = as_number(path)
     if not _is_vector(local):
         local = as_memory(local, op)
@@ -69,6 +69,8 @@ def plan_batch(op: Op, what: What, how: How, config: EngineConfig) -> NativeBatc
     native = NativeBatch(op, n)
     try:
         native.fill(local, region, offset, length, path, digest)
+        if grants is not None:
+            native.attach_grants(grants)
     except (OverflowError, TypeError, ValueError, BufferError) as problem:
         if isinstance(problem, MoonpoolError):
             raise

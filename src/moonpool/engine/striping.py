@@ -33,6 +33,7 @@ def plan_stripes(native: NativeBatch, segment: Segment, bounds: tuple[int, int])
     from moonpool.kernels.striping import stripe_evenly
 
     local, region, offset, length = (np.frombuffer(a, dtype=np.uint64) for a in native.arrays())
+    grants = None if native.grants is None else np.frombuffer(native.grants, dtype=np.uint8).reshape(-1, 24)
     slices = stripe_evenly(local, offset, length, lanes)
     stripes: list[Stripe] = []
     for lane in range(lanes):
@@ -42,6 +43,8 @@ def plan_stripes(native: NativeBatch, segment: Segment, bounds: tuple[int, int])
         owners = slices.transfer[mine]
         part = NativeBatch(native.op, len(mine))
         part.fill(slices.local[mine], region[owners], slices.offset[mine], slices.length[mine], None, False)
+        if grants is not None:
+            part.attach_grants(grants[owners].tobytes())
         part.be_part_of(native)
         segment.native.bind(part)
         stripes.append(Stripe(part, owners))

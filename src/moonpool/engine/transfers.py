@@ -50,7 +50,7 @@ class Transfers:
         found = segment if type(segment) is Segment and segment.handle else self._find(segment)
         region, offset, local, length = where
         if length >= self._config.stripe_min_bytes and self._lane_count(found) > 1:
-            self.run(op, found, (local, region, offset, length), (None, False, timeout_s)).check()
+            self.run(op, found, (local, region, offset, length), (None, False, timeout_s, None)).check()
             return
         limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
         try:
@@ -82,9 +82,9 @@ class Transfers:
     def run(self, op: Op, segment: Segment | int, what: What, how: How) -> Batch:
         """A batch, driven by the calling thread to its end; large ones on several lanes at once."""
         found = self._find(segment)
-        path, digest, timeout_s = how
+        path, digest, timeout_s, grants = how
         lanes = self._lane_count(found)
-        if path is None and not digest and lanes == 1:
+        if path is None and not digest and lanes == 1 and grants is None:
             limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
             try:
                 ended = found.native.carry_plain(op, *what, limit_ns, self._config.batch_transfers_max)
