@@ -13,10 +13,14 @@ from typing import Any, Protocol
 
 from moonpool.bench.chaos_history import History, PutRecord
 from simworld.leader_link import LeaderLink
+from simworld.loop import Task
 from simworld.memory import Engine, Lane, MappedWriter
 from simworld.network import Network
 from simworld.process import Process
 from simworld.values import Values
+
+#: Until a client hears that the owner of mapped memory is gone.
+NOTICE_US_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,9 @@ class ClientWatch(Protocol):
 
     def missed(self, record: PutRecord, at: int) -> None:
         """A get missed a stored value that no remove explains."""
+
+    def stored(self, tag: int, object_id: int) -> None:
+        """The leader said that a put is an object."""
 
     def granted(self, endpoint: str, place: list[Any], size: int, tag: int) -> None:
         """The leader gave an extent to a put."""
@@ -83,15 +90,22 @@ class Client:
         self.options = options
         self.instance = process.loop.chance.randbytes(16)
         self.writer = MappedWriter(process)
+        self.tasks: list[Task] = []
         link.join_params = lambda: [self.instance, process.name, process.host, options.tenant, ""]
         self._lanes: dict[str, Lane] = {}
         self._mapped: dict[str, Engine] = {}
+        #: Engines whose process is known to be gone.
+        self._gone: set[str] = set()
         self._remotes: dict[int, Remote] = {}
 
     @property
     def now(self) -> int:
         """The world's time, for the history only."""
         return self.process.loop.now
+
+    def busy_tasks(self) -> int:
+        """Tasks that have not ended."""
+        return sum(not task.is_done for task in self.tasks)
 
     def clock_ms(self) -> int:
         return self.process.clock.now_ms()
@@ -115,6 +129,8 @@ class Client:
     def mapped(self, remote: Remote) -> Engine | None:
         """The engine whose memory is mapped here; maps it when its node is on this host and answers."""
         found = self._mapped.get(remote.endpoint)
+        if remote.endpoint in self._gone:
+            return None
         if found is not None:
             return found
         if not self.options.maps_memory or remote.host != self.process.host:
@@ -124,7 +140,13 @@ class Client:
             return None
         engine.map_for_writing(self.instance, self.writer)
         self._mapped[remote.endpoint] = engine
+        # The memory stays; that its owner is gone is heard a little later, and later still when stopped.
+        engine.process.on_death(lambda: self._owner_died(remote.endpoint))
         return engine
+
+    def _owner_died(self, endpoint: str) -> None:
+        delay_us = self.process.loop.chance.randint(10, NOTICE_US_MAX)
+        self.process.after(delay_us, lambda: self._gone.add(endpoint))
 
     async def lane(self, remote: Remote) -> Lane | None:
         """A lane to a node's engine, opened when there is none."""

@@ -5,8 +5,10 @@ The production core on one kind of tables, with a seeded generator.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
+from moonpool.store.leader import Leader
 from moonpool.store.master_config import MasterConfig
 from moonpool.store.state import State
 from moonpool.store.table_factory import TableConfig, Tables, native_tables, twin_tables
@@ -48,3 +50,22 @@ def make_state(options: CoreOptions) -> tuple[State, Tables]:
     """An empty state, and the tables it belongs to."""
     tables = options.tables()
     return State(tables.objects), tables
+
+
+def make_leader(
+    options: CoreOptions, made: tuple[State, Tables], term: tuple[int, int, str], seed: int
+) -> Leader:
+    """A leader over a followed state; `term` is its epoch, the cluster time and its name."""
+    state, tables = made
+    epoch, now_ms, name = term
+    chance = random.Random(seed)
+    return Leader.from_state(
+        options.config,
+        tables,
+        chance.randbytes,
+        state=state,
+        epoch=epoch,
+        now_ms=now_ms,
+        name=name,
+        endpoints=(name,),
+    )

@@ -6,7 +6,7 @@ Each fault comes again and again while it lasts, then all heals.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simworld.loop import MS
@@ -25,7 +25,7 @@ class Fault:
     name: str
     blows: tuple[Blow, ...] = ()
     every_us_max: int = 1_200 * MS
-    network: NetworkOptions = NetworkOptions()
+    network: NetworkOptions = field(default_factory=NetworkOptions)
     #: Redis may forget what it had said was written: acknowledged objects and removes may be undone by it.
     loses_journal: bool = False
 

@@ -17,6 +17,7 @@ from moonpool.store.leader import Leader
 
 from moonpool.store.journal_groups import GroupQueue
 from moonpool.store.state import State
+from moonpool.store.table_factory import Tables
 from simworld.calls import as_sent
 from simworld.journal_writer import LINGER_US, TIMEOUT_MS, JournalWriter
 from simworld.loop import MS
@@ -34,8 +35,8 @@ GROUPS_IN_FLIGHT = 64
 class MasterOptions:
     """Times of the shell, and what the core is made with."""
 
-    make_state: Callable[[], State]
-    make_leader: Callable[[State, int, int, str], Leader]
+    make_state: Callable[[], tuple[State, Tables]]
+    make_leader: Callable[[tuple[State, Tables], int, int, str], Leader]
     lease_ms: int = 2_000
     tick_ms: int = 20
     poll_ms: int = 25
@@ -127,9 +128,11 @@ class Master:
 
     def _begin(self, epoch: int, follower: Follower, run_id: int) -> None:
         self.epoch = epoch
-        self._time_offset_ms = follower.now_ms - self.process.clock.now_ms()
+        self._time_offset_ms = follower.state.now_ms - self.process.clock.now_ms()
         queue = GroupQueue(epoch, follower.applied, GROUP_BYTES, LINGER_US, GROUPS_IN_FLIGHT)
-        self.leader = self._options.make_leader(follower.state, epoch, self.now_ms(), self.name)
+        self.leader = self._options.make_leader(
+            (follower.state, follower.tables), epoch, self.now_ms(), self.name
+        )
         self._writer = JournalWriter(
             self.process, self._network, run_id, queue, self._durable, lambda reason: self._depose()
         )

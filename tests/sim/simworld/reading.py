@@ -143,7 +143,7 @@ class Reader:
         return results if isinstance(results, list) else None
 
     async def view(self, key: bytes, hold_us: int) -> str:
-        """Pins the object on this host, verifies it, holds it for a time, and looks again before letting go."""
+        """Pins the object on this host, verifies it, holds it for a time, and looks once more."""
         client = self._client
         began = client.now
         found = await self.look_up(key, client.options.lease_ms)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import msgpack
-
-from moonpool.store.facts import fact_of
+from moonpool.store.facts import decode_group
 from moonpool.store.state import State
+from moonpool.store.table_factory import Tables
 from simworld.redis_model import Group
 
 
 class Follower:
     """A state, and how far in which run of Redis it has come."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, made: tuple[State, Tables]) -> None:
+        self.state, self.tables = made
         self.applied = 0
-        self.now_ms = 0
         self.epoch = 0
         self._run_id: int | None = None
 
@@ -28,12 +26,10 @@ class Follower:
     def apply(self, groups: tuple[Group, ...]) -> bool:
         """Applies groups that follow; False when they do not."""
         for group in groups:
-            version, epoch, first, now_ms, facts = msgpack.unpackb(group.payload, use_list=False, raw=False)
-            if version != 1 or first != self.applied + 1 or first != group.first:
+            decoded = decode_group(group.payload)
+            if group.first != self.applied + 1:
                 return False
-            for fact in facts:
-                self.state.apply(fact_of(fact))
-            self.applied += len(facts)
-            self.now_ms = max(self.now_ms, now_ms)
-            self.epoch = max(self.epoch, epoch)
+            self.state.apply_group(decoded)
+            self.applied += len(decoded.facts)
+            self.epoch = max(self.epoch, decoded.epoch)
         return True

@@ -9,7 +9,7 @@ checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from moonpool.bench.chaos_history import History
@@ -39,7 +39,7 @@ class WorldOptions:
     seed: int
     workload: Workload
     fault: Fault
-    core: CoreOptions = CoreOptions()
+    core: CoreOptions = field(default_factory=CoreOptions)
     masters: int = 2
     nodes: int = 3
     clients: int = 3
@@ -75,6 +75,9 @@ class World:
             self.start_node(f"node{number}")
         for _ in range(options.clients):
             self.start_client()
+        if options.workload.tenants > 1:
+            keeper = self.make_client("default", "tenant-keeper")
+            keeper.process.spawn(self._keep_tenants(keeper))
         if options.fault.blows:
             self._schedule_blow()
 
@@ -91,8 +94,8 @@ class World:
         core = self.options.core
         options = MasterOptions(
             make_state=lambda: make_state(core),
-            make_leader=lambda state, epoch, now_ms, leader: make_leader(
-                core, state, (epoch, now_ms, leader), self.loop.chance.getrandbits(64)
+            make_leader=lambda made, epoch, now_ms, leader: make_leader(
+                core, made, (epoch, now_ms, leader), self.loop.chance.getrandbits(64)
             ),
         )
         master = Master(self._process(name, name), self.network, name, options)
@@ -107,11 +110,10 @@ class World:
             masters=list(self.masters),
             capacity_bytes=workload.capacity_bytes,
             slots=workload.slots,
-            core=self.options.core,
         )
         self._born += 1
         node = Node(self._process(name, name), self.network, f"{name}#{self._born}", options)
-        self.engines[node.endpoint] = node.engine
+        self.engines[node.engine.endpoint] = node.engine
         self.nodes[name] = node
 
     def restart_redis(self) -> None:
@@ -129,21 +131,31 @@ class World:
 
     def start_client(self) -> None:
         """A client on some node's host, so that some of the memory is mapped and the rest behind lanes."""
+        tenants = self.options.workload.tenants
+        tenant = f"tenant{self._born % tenants}" if tenants > 1 else "default"
+        client = self.make_client(tenant, f"client{self._born + 1}")
+        self.clients.append(client)
+        for _ in range(self.options.tasks):
+            client.tasks.append(
+                client.process.spawn(Work(client, self.options.workload, lambda: self.is_calm).run())
+            )
+
+    def make_client(self, tenant: str, name: str) -> Client:
+        """A client process that joins and beats, and does nothing yet."""
         self._born += 1
-        host = f"node{self._born % self.options.nodes}"
-        process = self._process(f"client{self._born}", host)
+        process = self._process(name, f"node{self._born % self.options.nodes}")
         link = LeaderLink(process, self.network, list(self.masters), LinkOptions())
         around = Surroundings(self.network, self.engines, self.history, self.values, self.watch, self.notes)
-        tenant = (
-            f"tenant{self._born % self.options.workload.tenants}"
-            if self.options.workload.tenants > 1
-            else "default"
-        )
         client = Client(process, link, around, ClientOptions(tenant=tenant))
-        self.clients.append(client)
         process.spawn(link.beat_forever())
-        for _ in range(self.options.tasks):
-            process.spawn(Work(client, self.options.workload, lambda: self.is_calm).run())
+        return client
+
+    async def _keep_tenants(self, keeper: Client) -> None:
+        """Makes the tenants, and again when the journal has forgotten them."""
+        while True:
+            for number in range(self.options.workload.tenants):
+                await keeper.link.call("tenant_set", [f"tenant{number}", 0, b""])
+            await keeper.process.sleep(400 * MS)
 
     # ---- what faults ask for ------------------------------------------------------------------------
 
@@ -194,16 +206,17 @@ class World:
 
     def run(self) -> None:
         """Lives, calms down, settles, is judged."""
-        self._run_until(self.options.active_us)
+        self.run_until(self.options.active_us)
         self._calm()
         deadline = self.loop.now + self.options.settle_us
         while not self.watch.is_settled():
             if self.loop.now > deadline:
                 self.watch.fail_to_settle()
-            self._run_until(self.loop.now + 100 * MS)
+            self.run_until(self.loop.now + 100 * MS)
         self.watch.final()
 
-    def _run_until(self, when: int) -> None:
+    def run_until(self, when: int) -> None:
+        """Runs all events up to a moment."""
         while (due := self.loop.next_at()) is not None and due <= when:
             self.loop.step()
         self.loop.now = max(self.loop.now, when)

@@ -47,7 +47,7 @@ class Writer:
             return "failed"
         entry: list[Any] = [0, digest, b""]
         if not all(one is True for one in written):
-            entry.append(bytes(0 if one is True else 1 for one in written))
+            entry.append(sum(1 << at for at, one in enumerate(written) if one is not True))
         history.put_ending(tag, client.now)
         answer = await client.link.call("put_end", [put_id, [entry]])
         return self._settle(tag, answer, replaces=bool(policy and policy.get("replace")))
@@ -60,13 +60,15 @@ class Writer:
             # An earlier leader may have ended it, and its answer was lost.
             return "unknown"
         client = self._client
+        if code == STORED:
+            client.around.watch.stored(tag, answer[1][1][0][1])
         client.around.history.put_ended(tag, client.now, is_stored=code == STORED, replaces=replaces)
         return {STORED: "stored", EXISTS: "exists"}.get(code, "failed")
 
     async def _write_all(
         self, places: list[list[Any]], content: bytes, tag: int, stop_at_ms: int
     ) -> list[bool | None]:
-        """True, False (refused, or never posted) or None (nobody knows) for each place, written side by side."""
+        """True, False (refused, or never posted) or None (nobody knows) for each place."""
         results: list[Future[bool | None]] = []
         for place in places:
             result: Future[bool | None] = Future()

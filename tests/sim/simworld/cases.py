@@ -1,0 +1,65 @@
+"""Which world a seed stands for, how it is run, and what is said when it fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from simworld.core import CoreOptions
+from simworld.faults import FAULTS
+from simworld.loop import SECOND
+from simworld.workloads import WORKLOADS
+from simworld.world import World, WorldOptions
+
+SEEDS_FILE = Path(__file__).resolve().parents[1] / "seeds.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run of one seed came to."""
+
+    seed: int
+    name: str
+    steps: int
+    trace: tuple[int, ...]
+    notes: dict[str, int]
+    #: The kind of error and its text; empty when everything held.
+    broken: str
+
+    @property
+    def command(self) -> str:
+        """How to see it again."""
+        return f".venv/bin/python tests/sim/run.py --seed {self.seed}"
+
+    def told(self) -> str:
+        """One line about a failure, with the command."""
+        return f"seed={self.seed} ({self.name}) step {self.steps}: {self.broken}\n    {self.command}"
+
+
+def world_of(seed: int, *, native: bool | None = None, active_us: int = 5 * SECOND) -> World:
+    """The world that a seed stands for: workload and fault take turns, the rest is drawn from it."""
+    workload = WORKLOADS[seed % len(WORKLOADS)]
+    fault = FAULTS[seed // len(WORKLOADS) % len(FAULTS)]
+    turn = seed // (len(WORKLOADS) * len(FAULTS))
+    core = CoreOptions(
+        native=turn % 2 == 1 if native is None else native, policy=("lru", "s3fifo")[turn // 2 % 2]
+    )
+    return World(WorldOptions(seed=seed, workload=workload, fault=fault, core=core, active_us=active_us))
+
+
+def run_seed(seed: int, *, native: bool | None = None, active_us: int = 5 * SECOND) -> Outcome:
+    """Runs one seed to its end; an error is an outcome too."""
+    world = world_of(seed, native=native, active_us=active_us)
+    name = f"{world.options.workload.name}, {world.options.fault.name}"
+    broken = ""
+    try:
+        world.run()
+    except Exception as error:  # whatever goes wrong in a world is a finding
+        broken = f"{type(error).__name__}: {error}"
+    return Outcome(seed, name, world.loop.steps, tuple(world.watch.trace), dict(world.notes), broken)
+
+
+def kept_seeds() -> list[int]:
+    """Seeds that failed once."""
+    lines = SEEDS_FILE.read_text().splitlines()
+    return [int(line.split("#")[0]) for line in lines if line.split("#")[0].strip()]
