@@ -48,6 +48,7 @@ class State:
         "adopting",
         "endpoints",
         "epoch",
+        "first_epoch",
         "graves",
         "high",
         "leader_name",
@@ -69,6 +70,8 @@ class State:
         self.sequence = 0
         self.now_ms = 0
         self.epoch = 0
+        #: Of the journal's first leader: whatever carries a lower one comes from a journal that was lost.
+        self.first_epoch = 0
         self.leader_name = ""
         self.endpoints: tuple[str, ...] = ()
         self.nodes: dict[int, NodeRecord] = {}
@@ -129,6 +132,7 @@ class State:
         return {
             "sequence": self.sequence,
             "epoch": self.epoch,
+            "first_epoch": self.first_epoch,
             "leader": self.leader_name,
             "endpoints": list(self.endpoints),
             "nodes": [list(self.nodes[each]) for each in sorted(self.nodes)],
@@ -156,12 +160,13 @@ class State:
     def load_meta(self, meta: dict[str, Any]) -> None:
         """Takes in what `meta` gave, in a new state; any error means that it is not such a value."""
         self.sequence, self.epoch, self.now_ms = meta["sequence"], meta["epoch"], meta["now_ms"]
+        self.first_epoch = meta["first_epoch"]
         self.leader_name, self.endpoints = meta["leader"], tuple(meta["endpoints"])
         self.nodes = {row[0]: NodeRecord(*row) for row in meta["nodes"]}
         self.segments = {row[0]: SegmentRecord(*row) for row in meta["segments"]}
         self.tenants = {row[0]: TenantRecord(*row) for row in meta["tenants"]}
         self.next_node_id, self.next_segment_id, self.next_tenant_id = meta["next"]
-        self.high = {epoch: high for epoch, high in meta["high"]}
+        self.high = dict(meta["high"])
         self.graves = {(tenant, key): each for tenant, key, each in meta["graves"]}
         self.settled, self.adopting = meta["settled"], meta["adopting"]
         self.segments_version = meta["segments_version"]
@@ -203,6 +208,7 @@ class State:
         if fact.epoch < self.epoch:
             raise InternalError(f"epoch {fact.epoch} comes after epoch {self.epoch}")
         self.epoch, self.leader_name, self.endpoints = fact.epoch, fact.name, fact.endpoints
+        self.first_epoch = self.first_epoch or fact.epoch
         self.settled = False
 
     def _settled(self, _fact: facts.Settled) -> None:

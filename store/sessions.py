@@ -1,0 +1,57 @@
+"""Who is at the other end of each connection: clients, and joins of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from moonpool.store.effects import EffectQueue
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client process, over all of its connections. `instance` (16 bytes) is that of its engine."""
+
+    client_id: int
+    tenant_id: int
+    instance: bytes
+    name: str
+    host: str
+    connections: set[int] = field(default_factory=set)
+    #: When it ends, since it has no connection; 0 while it has one.
+    ends_ms: int = 0
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Join:
+    """A node from its join to the end of its connection: effects are numbered within it."""
+
+    number: int
+    node_id: int
+    connection: int
+    grant_key: bytes
+    effects: EffectQueue
+    last_ack_ms: int
+    #: The node's clock as it said last, and when that arrived.
+    clock_ms: int = 0
+    clock_at_ms: int = 0
+    #: Segments whose reports are not complete: the next page expected.
+    reporting: dict[int, int] = field(default_factory=dict)
+    #: For each slot of a reporting segment: 1 when the report confirmed the place that the table has.
+    confirmed: dict[int, bytearray] = field(default_factory=dict)
+
+    def node_clock(self, now_ms: int) -> int:
+        """The node's clock now, never ahead of the true one (not cut to 32 bits)."""
+        return self.clock_ms + max(0, now_ms - self.clock_at_ms)
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Session:
+    """One connection: unbound, or of a client, or of a node's join."""
+
+    connection: int
+    client: Client | None = None
+    join: Join | None = None
