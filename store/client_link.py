@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
-from moonpool.errors import MoonpoolError, PeerError, ProtocolError
+from moonpool.errors import AccessDenied, MoonpoolError, PeerError, ProtocolError
 from moonpool.rpc.errors import RpcError
 from moonpool.rpc.limits import ClientLimits
 from moonpool.store.client_io import answer_of
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 #: Another master, or the same one a little later, may answer.
 _ELSEWHERE: Final = (NotLeader, NotReady, StaleEpoch, UnknownClient)
+#: The other end answered, and no other try or address would cure what it said.
+_FINAL: Final = (StoreError, RpcError, AccessDenied)
+_EPOCH_OF_REPLY: Final = attrgetter("epoch")
 _MS: Final = 1 / MS_PER_S
 
 
@@ -66,7 +70,10 @@ class MasterLink:
 
     async def ask(self, method: str, *params: Any, wait_ms: int = 0) -> Any:
         """The result of a method whose reply begins with the epoch. Raises the store's errors."""
-        return self._checked(await self.ask_plain(method, *params, wait_ms=wait_ms))
+        told = list(params)
+        return await self.until_answered(
+            lambda client, limit_s: client.call(method, told, limit_s), wait_ms, epoch_of_result
+        )
 
     async def ask_plain(self, method: str, *params: Any, wait_ms: int = 0) -> Any:
         """The result of a method whose reply carries no epoch."""
@@ -106,14 +113,20 @@ class MasterLink:
 
     async def _hot(self, call: Callable[[Any, float], Any], wait_ms: int) -> Any:
         io = self._io
-        answer = await self.until_answered(lambda client, limit_s: call(io.hot(client), limit_s), wait_ms)
-        self.note_epoch(answer.epoch)
-        return answer
+        return await self.until_answered(
+            lambda client, limit_s: call(io.hot(client), limit_s), wait_ms, _EPOCH_OF_REPLY
+        )
 
-    async def until_answered(self, call: Callable[[Any, float], Any], wait_ms: int) -> Any:
+    async def until_answered(
+        self,
+        call: Callable[[Any, float], Any],
+        wait_ms: int,
+        epoch_of: Callable[[Any], int] | None = None,
+    ) -> Any:
         """Makes a call on the connection to the leader; looks for a leader as long as the config allows.
 
         `call` gets the connection and its time limit in seconds; the master itself may wait `wait_ms`.
+        `epoch_of` finds the epoch in the answer, where it has one.
         """
         limit_s = self._timeout_s + wait_ms * _MS
         give_up = time.monotonic() + self._config.unavailable_ms * _MS
@@ -123,7 +136,10 @@ class MasterLink:
             try:
                 if client is None:
                     client = await self._join(give_up)
-                return await answer_of(self._io, call(client, limit_s))
+                answer = await answer_of(self._io, call(client, limit_s))
+                if epoch_of is not None:
+                    self.note_epoch(epoch_of(answer))
+                return answer
             except MoonpoolError as problem:
                 failure = problem
                 await self.failed(client, failure)
@@ -141,7 +157,7 @@ class MasterLink:
         if isinstance(failure, MasterUnavailable):
             raise failure
         elsewhere = isinstance(failure, _ELSEWHERE)
-        broken = isinstance(failure, PeerError) and not isinstance(failure, StoreError | RpcError)
+        broken = isinstance(failure, PeerError) and not isinstance(failure, _FINAL)
         if not elsewhere and not broken:
             raise failure
         if isinstance(failure, NotLeader):
@@ -173,12 +189,6 @@ class MasterLink:
             with open(os.devnull, "rb") as nothing:
                 os.dup2(nothing.fileno(), fd, inheritable=False)
 
-    def _checked(self, result: Any) -> Any:
-        if not isinstance(result, list | tuple) or not result or type(result[0]) is not int:
-            raise ProtocolError("the master's reply does not begin with its epoch")
-        self.note_epoch(result[0])
-        return result
-
     async def _join(self, give_up: float) -> Any:
         """The connection to a master that took us in; tries each address once."""
         async with self._lock:
@@ -190,8 +200,9 @@ class MasterLink:
                     client = await self._join_one(address)
                 except MoonpoolError as problem:
                     failure = problem
-                    if not isinstance(failure, PeerError | UnknownClient):
-                        raise failure from problem
+                    final = isinstance(failure, _FINAL) and not isinstance(failure, _ELSEWHERE)
+                    if final or not isinstance(failure, PeerError | UnknownClient):
+                        raise
                     if isinstance(failure, NotLeader):
                         self._prefer(failure)
                     if time.monotonic() >= give_up:
@@ -210,7 +221,8 @@ class MasterLink:
         try:
             who = [self._instance, self._name, self._host, config.tenant, config.token or b""]
             given = client.call("client_join", who, self._timeout_s)
-            result = self._checked(await answer_of(self._io, given))
+            result = await answer_of(self._io, given)
+            self.note_epoch(epoch_of_result(result))
             if len(result) < 4 or not isinstance(result[3], dict):
                 raise ProtocolError("the master's answer to client_join is not one", peer=address)
             self.client_id, self.tenant_id, self.settings = result[1], result[2], result[3]
@@ -240,6 +252,14 @@ class MasterLink:
             timeout_ms=self._config.unavailable_ms,
             reason=str(failure),
         )
+
+
+def epoch_of_result(result: Any) -> int:
+    """The epoch with which a result begins; ProtocolError when it does not."""
+    if not isinstance(result, list | tuple) or not result or type(result[0]) is not int:
+        raise ProtocolError("the master's reply does not begin with its epoch")
+    epoch: int = result[0]
+    return epoch
 
 
 def spread(keys: Sequence[Any], most: int) -> list[range]:
