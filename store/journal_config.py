@@ -21,6 +21,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "queue_bytes_max": (64 * KIB, 4 * GIB),
     "groups_in_flight_max": (1, 4_096),
     "journal_bytes_max": (1 * MIB, 1 << 44),
+    "snapshot_after_bytes": (64 * KIB, 1 << 44),
     "snapshot_every_ms": (100, 24 * 7 * _HOUR_MS),
     "snapshot_timeout_ms": (1_000, 6 * _HOUR_MS),
     "snapshot_piece_bytes": (64 * KIB, 32 * MIB),
@@ -53,8 +54,12 @@ class JournalConfig:
     queue_bytes_max: int = 64 * MIB
     #: Most groups sent and not yet answered.
     groups_in_flight_max: int = 64
-    #: Most bytes of facts in the stream; a snapshot is taken at half of it, and mutations stop at the whole.
-    journal_bytes_max: int = 256 * MIB
+    #: Most bytes of facts in the stream; a snapshot is taken at half of it at the latest, and mutations stop
+    #: at the whole.
+    journal_bytes_max: int = 128 * MIB
+    #: A snapshot is taken when the stream is larger than the last snapshot and than this: it bounds how long
+    #: a start takes (about 8 MiB a second), and what snapshots cost.
+    snapshot_after_bytes: int = 8 * MIB
     #: Longest time between snapshots when there are new facts.
     snapshot_every_ms: int = 600_000
     #: Longest time that writing a snapshot may take before it is given up.

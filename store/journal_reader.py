@@ -46,6 +46,8 @@ class JournalReader:
         #: The snapshot that Redis holds, and its number of pieces: the next one replaces it.
         self.snapshot_number = 0
         self.snapshot_pieces = 0
+        #: Its bytes, compressed.
+        self.snapshot_bytes = 0
         #: Bytes of groups read since that snapshot.
         self.journal_bytes = 0
 
@@ -106,7 +108,8 @@ class JournalReader:
 
     def _forget(self) -> None:
         self.state = State(self._make_objects())
-        self.epoch = self.journal_bytes = self.snapshot_number = self.snapshot_pieces = 0
+        self.epoch = self.journal_bytes = self.snapshot_number = 0
+        self.snapshot_pieces = self.snapshot_bytes = 0
         self.journal = b""
 
     def _load_once(self, link: RedisLink, breathe: Callable[[], None]) -> bool:
@@ -120,7 +123,7 @@ class JournalReader:
             if found is None:
                 return False  # replaced while it was read
             self.state, about = found
-            self.snapshot_number, self.snapshot_pieces = number, about.pieces
+            self.snapshot_number, self.snapshot_pieces, self.snapshot_bytes = number, about.pieces, about.size
             self.epoch = self.state.epoch
         wanted = _number(head, b"sequence")
         while self.sequence < wanted:

@@ -63,7 +63,8 @@ class SnapshotDuty:
         self._appended = 0
         self._mark = 0  # bytes appended when the snapshot under way was taken
         self._begun_ns = self._next_ns = 0
-        self._taken = self._failed = self._bytes = 0
+        self._taken = self._failed = 0
+        self._bytes = 0  # of the current snapshot, compressed
 
     @property
     def journal_bytes(self) -> int:
@@ -83,6 +84,7 @@ class SnapshotDuty:
         """A term begins with what this reader found."""
         self._current = (reader.snapshot_number, reader.snapshot_pieces)
         self._bytes_before, self._appended = reader.journal_bytes, 0
+        self._bytes = reader.snapshot_bytes
         self._next_ns = now_ns + self._config.snapshot_every_ms * NS_PER_MS
 
     def work(self, term: Term, link: RedisLink, now_ns: int) -> bool:
@@ -145,7 +147,8 @@ class SnapshotDuty:
         self.abandon()
 
     def _wanted(self, now_ns: int) -> bool:
-        if self.journal_bytes >= self._config.journal_bytes_max // 2:
+        enough = max(self._config.snapshot_after_bytes, self._bytes)
+        if self.journal_bytes >= min(enough, self._config.journal_bytes_max // 2):
             return not self._failed_lately(now_ns)
         return self.journal_bytes > 0 and now_ns >= self._next_ns
 

@@ -112,6 +112,7 @@ class MasterLoop:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._offset_ms = elected.state.now_ms - now_ns // NS_PER_MS
         self._epoch = elected.epoch
+        self._next_page_ns = 0
         self._durable = elected.state.sequence
         tables = replace(self._make_tables(), objects=elected.state.objects)
         self._leader = Leader.from_state(
@@ -130,6 +131,7 @@ class MasterLoop:
     def _end(self, reason: str) -> None:
         self._port.native.set_hot_until(0)
         leader, self._leader = self._leader, None
+        self._next_page_ns = 0
         if leader is None:
             return
         _LOG.warning("this master does not lead any more: %s", reason)
