@@ -74,6 +74,20 @@ PACKAGES: Final = (
         requirements=("nixl-cu12==1.5.1", "numpy>=2,<3"),
         probe="from nixl_cu12._api import nixl_agent",
     ),
+    PeerPackage(
+        name="dynamo-1.6.1",
+        requirements=(
+            "ai-dynamo-runtime==1.6.1",
+            "pydantic>=2,<3",
+            "pydantic-core",
+            "annotated-types",
+            "typing-inspection",
+            "typing-extensions",
+            "uvloop>=0.20",
+        ),
+        probe="from dynamo import _core; _core.RadixTree()",
+    ),
+    PeerPackage(name="redhare-0.6.0", requirements=("redhare==0.6.0", "numpy>=2,<3"), probe="import redhare"),
 )
 
 
