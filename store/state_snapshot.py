@@ -1,7 +1,7 @@
 """A state as chunks for a snapshot ⚑: a first one with everything but the objects, then the objects' table.
 
-A chunk is `MOONSNP1`, index u32, last u32 (0 or 1), payload bytes u64, XXH3-64 of the payload with the index as
-its seed u64, payload; little-endian. Each checks itself, and a missing, repeated or extra one is noticed.
+A chunk is `MOONSNP1`, index u32, last u32 (0 or 1), payload bytes u64, XXH3-64 of the payload seeded with the
+index u64, payload; little-endian. Each checks itself, and a missing, repeated or extra one is noticed.
 """
 
 from __future__ import annotations
