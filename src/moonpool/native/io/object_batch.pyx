@@ -26,8 +26,6 @@ MISMATCH = WRONG_ROOT
 cdef class Kept:
     """What owns a batch's local memory; held until the batch has ended."""
 
-    cdef object things
-
     def __cinit__(self, things):
         self.things = things
 

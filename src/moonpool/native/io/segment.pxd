@@ -50,6 +50,7 @@ cdef struct mp_segment:
     uint32_t n_paths
     void* lanes               # mp_lanes* that notifications go by, or NULL
 
+cdef int segment_run(void* context, mp_batch* batch) noexcept nogil
 cdef int segment_check(mp_segment* segment, mp_batch* batch, uint64_t i, mp_remote_region** region) noexcept nogil
 cdef bint path_takes(mp_path* path, mp_batch* batch, uint64_t i) noexcept nogil
 
