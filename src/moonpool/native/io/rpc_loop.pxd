@@ -86,6 +86,7 @@ cdef bint loop_open(rpc_loop* loop) noexcept nogil
 cdef void loop_close(rpc_loop* loop) noexcept nogil
 cdef bint loop_watch(rpc_loop* loop, rpc_connection* c) noexcept nogil
 cdef void loop_run(rpc_loop* loop, uint64_t deadline) noexcept nogil
+cdef bint loop_listen(rpc_loop* loop, int fd, bint on) noexcept nogil
 cdef void loop_wake(rpc_loop* loop) noexcept nogil
 cdef void end(rpc_loop* loop, rpc_connection* c, int reason) noexcept nogil
 cdef void forget(rpc_loop* loop, rpc_connection* c) noexcept nogil

@@ -559,6 +559,11 @@ cdef void loop_close(rpc_loop* loop) noexcept nogil:
     loop.epoll_fd = loop.wake_fd = -1
 
 
+cdef bint loop_listen(rpc_loop* loop, int fd, bint on) noexcept nogil:
+    """Has the loop return to Python while `fd` is readable, or no more; the owner reads it."""
+    return mp_watch(loop.epoll_fd, EPOLL_CTL_ADD if on else EPOLL_CTL_DEL, fd, <uint32_t>EPOLLIN, NULL) == 0
+
+
 cdef void loop_wake(rpc_loop* loop) noexcept nogil:
     cdef uint64_t one = 1
     if loop.wake_fd >= 0:

@@ -1,6 +1,6 @@
 """The object around the rpc server's loop (rpc_loop.pyx): connections by number, events, replies, counters.
 
-Threads: `add` and `wake` may be called by any; all else belongs to the thread that calls `poll`.
+Threads: `add`, `wake`, `listen` and `unlisten` may be called by any; all else belongs to the thread that calls `poll`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -22,6 +22,7 @@ from moonpool.native.io.rpc_loop cimport (
     forget,
     log2_bucket,
     loop_close,
+    loop_listen,
     loop_open,
     loop_run,
     loop_wake,
@@ -63,7 +64,6 @@ cdef class RpcServer:
     cdef bint inside
 
     def __cinit__(self, limits, *, hot=None, methods=()):
-        cdef HotBinding* binding
         self.loop.epoll_fd = self.loop.wake_fd = -1
         self.slots_max = limits.connections_max
         self.slots = <rpc_connection**>calloc(self.slots_max, sizeof(void*))
@@ -82,16 +82,23 @@ cdef class RpcServer:
         self.loop.spin_ns = limits.spin_us * 1000
         self.loop.linger_ns = limits.linger_us * 1000
         self.loop.hot_until_ms = <uint64_t>-1
-        self.hot = hot
-        if hot is not None:
-            binding = <HotBinding*>PyCapsule_GetPointer(hot.hot_binding(), HOT_CAPSULE)
-            self.loop.hot = binding.function
-            self.loop.core = binding.core
+        self._take_hot(hot)
         if not loop_open(&self.loop):
             raise ResourceError("the rpc loop got no descriptors; raise RLIMIT_NOFILE", errno=errno)
 
     def __dealloc__(self):
         self._free()
+
+    cdef _take_hot(self, hot):
+        cdef HotBinding* binding
+        if hot is None:
+            self.loop.hot = NULL
+            self.loop.core = NULL
+        else:
+            binding = <HotBinding*>PyCapsule_GetPointer(hot.hot_binding(), HOT_CAPSULE)
+            self.loop.hot = binding.function
+            self.loop.core = binding.core
+        self.hot = hot
 
     cdef void _free(self) noexcept:
         cdef uint32_t k
@@ -167,6 +174,23 @@ cdef class RpcServer:
         """Makes the running or the next `poll` return; any thread may call."""
         loop_wake(&self.loop)
 
+    def listen(self, int fd) -> None:
+        """`poll` returns while this descriptor of somebody else's is readable; any thread may call.
+
+        Its owner reads it between polls, and calls `unlisten` before closing it.
+        """
+        if not loop_listen(&self.loop, fd, True):
+            raise ResourceError("the descriptor cannot be watched", errno=errno)
+
+    def unlisten(self, int fd) -> None:
+        """Ends `listen`; nothing happens when it was not watched."""
+        loop_listen(&self.loop, fd, False)
+
+    def stay_awake(self, uint32_t wait_us) -> None:
+        """An answer is expected soon: the next `poll` looks again and again for so long before it sleeps."""
+        self._check()
+        self.loop.active_ns = mp_now_ns() + <uint64_t>wait_us * 1000
+
     def label(self, connection: int) -> str:
         """What `add` was told of a connection; "" once it is gone."""
         return self.labels.get(connection, "")
@@ -203,6 +227,11 @@ cdef class RpcServer:
         return True
 
     # The loop
+
+    def set_hot(self, hot) -> None:
+        """Has another native core answer hot methods from now on; None: they all come to Python."""
+        self._check()
+        self._take_hot(hot)
 
     def set_clock(self, int64_t offset_ms) -> None:
         """Cluster time is CLOCK_BOOTTIME in ms plus this, for hot methods."""
