@@ -13,6 +13,7 @@ from moonpool.store.client_results import GetResult, GetStatus, Listed, PutPolic
 from moonpool.store.errors import DestinationTooSmall
 from moonpool.store.keys import as_key
 from moonpool.store.reading import Reader
+from moonpool.store.reading_many import ManyReader
 from moonpool.store.reading_ranges import RangeReader
 from moonpool.store.reading_recovery import Recovery
 from moonpool.store.records import Pin, RemoveCode
@@ -45,6 +46,7 @@ class Calls:
         self.context = context
         self.reader = Reader(context)
         self.reader.recover = Recovery(self.reader).run
+        self.many = ManyReader(self.reader)
         self.ranges = RangeReader(self.reader)
         self.writer = Writer(context)
         self._verify = check_verify(context.config.verify)
@@ -101,6 +103,12 @@ class Calls:
     async def get_many(self, keys: Sequence[Key], verify: str | None) -> list[Value | None]:
         """A value a key, None for a miss. Raises the first key's error that cannot be read."""
         raw = [as_key(key) for key in keys]
+        way = self._way(verify)
+        if self._is_plain(way):
+            plain: list[Value | None] = []
+            for part in spread(raw, self.context.config.batch_keys_max):
+                plain += await self.many.values(raw[part.start : part.stop], way)
+            return plain
         values: list[Value | None] = [None] * len(raw)
         pool = self.context.values
 
@@ -109,8 +117,7 @@ class Calls:
             values[number] = value
             return Span((value,), [value.address], [size])
 
-        results = await self._read(raw, memory, self._way(verify), 0)
-        for number, result in enumerate(results):
+        for number, result in enumerate(await self._read(raw, memory, way, 0)):
             if result.error is not None:
                 raise result.error
             value = values[number]
@@ -119,6 +126,10 @@ class Calls:
             else:
                 values[number] = None
         return values
+
+    def _is_plain(self, way: Verify) -> bool:
+        """True when a read needs no state words: then it is planned natively."""
+        return self.context.cache is None and way is not Verify.GENERATION
 
     async def get_range(self, key: Key, part: tuple[int, int | None], verify: str | None) -> Value | None:
         """A value with a part of the object, None for a miss."""
@@ -162,6 +173,13 @@ class Calls:
         if len(keys) != len(destinations):
             raise UsageError(f"{len(keys)} keys and {len(destinations)} buffers: give one for each key")
         raw = [as_key(key) for key in keys]
+        way = self._way(verify)
+        if self._is_plain(way) and not any(isinstance(one, list | tuple) for one in destinations):
+            results: list[GetResult] = []
+            for part in spread(raw, self.context.config.batch_keys_max):
+                chosen = slice(part.start, part.stop)
+                results += await self.many.into(raw[chosen], destinations[chosen], way)
+            return results
         spans = [Span.of(one, writable=True) for one in destinations]
 
         def memory(number: int, size: int) -> Span:
@@ -170,7 +188,7 @@ class Calls:
                 raise DestinationTooSmall(length_bytes=size, limit=span.total, index=number)
             return span.first(size)
 
-        return await self._read(raw, memory, self._way(verify), sum(span.total for span in spans))
+        return await self._read(raw, memory, way, sum(span.total for span in spans))
 
     async def get_into(self, key: Key, destination: Any, verify: str | None) -> GetResult:
         """As `get_into_many` for one key, but its failure is raised."""

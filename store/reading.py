@@ -48,7 +48,7 @@ MISS: Final = GetResult(GetStatus.MISS)
 #: From so many bytes on a second pass over memory costs more than hashing in the copy.
 _HASH_IN_COPY_BYTES: Final = 256 * KIB
 #: A lease counts as over for us when this much of it is.
-_LEASE_SHARE: Final = 0.9
+LEASE_SHARE: Final = 0.9
 
 
 class Asked(NamedTuple):
@@ -166,13 +166,18 @@ class Reader:
         self._lease_ms_max = config.lease_ms_max
         self.timeout_ns = config.read_timeout_ms * NS_PER_MS
         #: Size of the largest objects read lately: what a read of unknown size asks a lease for.
-        self._recent_bytes = 64 * KIB
+        self.recent_bytes = 64 * KIB
         #: Reads one key that the first pass could not serve (`moonpool.store.reading_recovery`).
         self.recover: Recover = _no_recovery
 
     def lease_ms(self, size_bytes: int) -> int:
         """How long to ask the master to keep extents for reading so much."""
         return min(self._lease_base_ms + size_bytes // self._lease_bytes_per_ms, self._lease_ms_max)
+
+    def note_size(self, size: int) -> None:
+        """Remembers the largest size read lately."""
+        if size > self.recent_bytes:
+            self.recent_bytes = size
 
     async def locate(self, keys: Sequence[bytes], lease_ms: int) -> Asked:
         """Asks the master; remembers what it said when there is a location cache.
@@ -191,7 +196,7 @@ class Reader:
             for key, location in zip(keys, locations, strict=True):
                 if location is not None:
                     context.cache.remember(key, location, sent)
-        return Asked(sent, sent + int(lease_ms * NS_PER_MS * _LEASE_SHARE), locations)
+        return Asked(sent, sent + int(lease_ms * NS_PER_MS * LEASE_SHARE), locations)
 
     async def read(
         self, keys: Sequence[bytes], memory: MemoryFor, verify: Verify, expected_bytes: int = 0
@@ -211,7 +216,7 @@ class Reader:
             left = [i for i, result in enumerate(results) if result is None]
         if left:
             asked = await self.locate(
-                [keys[i] for i in left], self.lease_ms(expected_bytes or self._recent_bytes * len(left))
+                [keys[i] for i in left], self.lease_ms(expected_bytes or self.recent_bytes * len(left))
             )
             found: list[Location | None] = [None] * len(keys)
             for i, location in zip(left, asked.locations, strict=True):
@@ -261,8 +266,7 @@ class Reader:
                 size = item.location.size
                 if not mark:
                     results[item.number] = GetResult(GetStatus.HIT, size, item.location.object_id)
-                    if size > self._recent_bytes:
-                        self._recent_bytes = size
+                    self.note_size(size)
             if any(marks):
                 self._after_failures(group, marks)
 

@@ -86,6 +86,8 @@ class PutGroup:
         self.batch = object_batch(
             Op.WRITE, things, local, self.target.data, offset, length, self.hashed, timeout_ns
         )
+        if any(grants):
+            self.batch.attach_grants(grants)
         return Work(self.target, self.batch)
 
     @property
