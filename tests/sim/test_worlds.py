@@ -1,4 +1,6 @@
-"""Worlds of the simulator: every workload under every fault, the seeds that failed once, and the same run twice.
+"""Worlds of the simulator.
+
+Every workload under every fault, the seeds that failed once, and the same run twice.
 
 A failure prints its seed and the command that shows it again.
 """

@@ -56,6 +56,8 @@ def run_seed(seed: int, *, native: bool | None = None, active_us: int = 5 * SECO
         world.run()
     except Exception as error:  # whatever goes wrong in a world is a finding
         broken = f"{type(error).__name__}: {error}"
+    finally:
+        world.close()
     return Outcome(seed, name, world.loop.steps, tuple(world.watch.trace), dict(world.notes), broken)
 
 

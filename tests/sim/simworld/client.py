@@ -31,7 +31,7 @@ class ClientOptions:
     write_timeout_ms: int = 2_000
     lease_ms: int = 300
     #: How long after the look-up a cached location may be used: the location lease, less a tenth.
-    location_ms: int = 1_800
+    location_ms: int = 450
     attempts_max: int = 8
     #: Whether it maps the memory of nodes on its host; else it reaches them by lanes like any other.
     maps_memory: bool = True

@@ -105,6 +105,37 @@ def _cut(world: World) -> None:
         connection.cut()
 
 
+def _cut_node(world: World) -> None:
+    """A node loses its leader, which it finds again soon."""
+    node = world.choose(world.living_nodes())
+    if node is not None:
+        for connection in world.network.connections_of(node.process):
+            if connection.ends[0].owner is node.process:
+                connection.cut()
+
+
+def _cut_lane(world: World) -> None:
+    """A node loses one of those who read and write through it, perhaps in the middle."""
+    node = world.choose(world.living_nodes())
+    if node is not None:
+        lanes = [
+            one
+            for one in world.network.connections_of(node.process)
+            if one.ends[1].owner is node.process and not one.is_local
+        ]
+        for lane in lanes:
+            if world.loop.chance.random() < 0.5:
+                lane.cut()
+
+
+def _part_node(world: World) -> None:
+    """A node and a master do not hear each other, and everybody else hears both."""
+    node, master = world.choose(world.living_nodes()), world.choose(world.living_masters())
+    if node is not None and master is not None:
+        world.network.part(node.process.host, master.process.host)
+        world.later_us(1_500, world.network.heal)
+
+
 def _part(world: World) -> None:
     hosts = sorted({process.host for process in world.processes()})
     host, other = world.loop.chance.sample(hosts, 2)
@@ -142,6 +173,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="redis", blows=_REDIS),
     Fault(name="clients", blows=_CLIENT, every_us_max=600 * MS),
     Fault(name="network", blows=_NETWORK, every_us_max=600 * MS),
+    Fault(name="links", blows=(_cut_node, _cut_node, _cut_lane, _part_node), every_us_max=250 * MS),
     Fault(name="clocks", blows=(_jump_clock,), every_us_max=300 * MS),
     Fault(name="redis_loss", blows=(_lose_redis_host,), loses_journal=True),
     Fault(

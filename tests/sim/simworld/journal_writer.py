@@ -43,6 +43,11 @@ class JournalWriter:
     def _now_ns(self) -> int:
         return self._process.clock.now_us() * 1_000
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether Redis is known to be away."""
+        return self._link is None or not self._link.is_open
+
     def add(self, first: int, facts: Sequence[bytes], now_ms: int, *, urgent: bool) -> None:
         """Takes facts in."""
         self._queue.add(first, facts, now_ms, urgent=urgent, now_ns=self._now_ns())

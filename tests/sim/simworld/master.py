@@ -225,9 +225,12 @@ class Master:
         """Takes what the core wants done, and does it."""
         if self.leader is None or self._writer is None:
             return
+        if self._writer.in_trouble:
+            self.leader.journal_unavailable(self.now_ms())
         outputs = self.leader.take_outputs()
         if outputs.facts:
-            self._writer.add(outputs.first_sequence, outputs.facts, self.now_ms(), urgent=True)
+            urgent = self.leader.waits_for_journal
+            self._writer.add(outputs.first_sequence, outputs.facts, self.now_ms(), urgent=urgent)
         if outputs.epoch_wanted:
             self._raise_epoch(outputs.epoch_wanted)
         self.on_turn(self)

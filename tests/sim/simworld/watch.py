@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moonpool.bench.chaos_history import PutRecord
-from moonpool.store.facts import Object, ObjectsGone, decode_group
-from moonpool.store.records import NodeState, Reason, extent_bytes
+from moonpool.store.facts import decode_group
+from moonpool.store.records import NodeState, extent_bytes
 from simworld.core import make_state
+from simworld.durability import Journaled, why_gone
 from simworld.judging import Judge
 from simworld.loop import MS
 from simworld.master import Master
@@ -35,6 +36,7 @@ class Watch:
         self._world = world
         self._turns = 0
         self.epochs: list[tuple[int, str]] = []
+        self._waiting: dict[int, tuple[int, int | None]] = {}
         #: Tag of each put: where its copies are.
         self.places: dict[int, list[tuple[str, int]]] = {}
         #: Tag of each put that was acknowledged: its object.
@@ -58,6 +60,7 @@ class Watch:
         """A leader did something: its gauges add up at each step, its tables are whole every so often."""
         assert master.leader is not None
         self._turns += 1
+        self._note_waiting(master)
         self._check_gauges(master)
         if self._turns % CHECK_TURNS == 0:
             master.leader.check()
@@ -154,32 +157,31 @@ class Watch:
         self.trace.append(state.state_hash())
 
     def _check_durability(self, judge: Judge) -> None:
-        """What was acknowledged is there, unless its copies died, it was evicted, or its tail was lost."""
-        ended: dict[int, int] = {}
-        held: set[bytes] = set()
-        for group in self._world.disk.written.groups:
-            for fact in decode_group(group.payload).facts:
-                if isinstance(fact, Object):
-                    held.add(fact.digest)
-                elif isinstance(fact, ObjectsGone):
-                    ended.update((object_id, fact.reason) for object_id, _ in fact.objects)
+        """What was acknowledged is there, or something says why it is not."""
+        journaled = Journaled(self._world)
         for record in judge.missing:
-            if record.content not in held:
-                self._must(len(self.epochs) > 1, f"put {record.tag} was acknowledged and never journaled")
-                continue
-            if self._lost_all_copies(record.tag) or judge.reason_of(record, ended) == Reason.EVICTED:
-                continue
-            if self._world.options.fault.loses_journal:
-                continue
-            raise InvariantBroken(
-                f"put {record.tag} of {record.key} was stored at {record.ended} and is gone:"
-                f" reason {judge.reason_of(record, ended)}"
-            )
+            why = why_gone(self._world, journaled, record)
+            self._world.notes[f"gone: {why}"] = self._world.notes.get(f"gone: {why}", 0) + 1
+            if not why:
+                raise InvariantBroken(
+                    f"put {record.tag} of {record.key} was stored at {record.ended} and is gone:"
+                    f" {journaled.lives.get(self.object_ids[record.tag])}"
+                )
 
-    def _lost_all_copies(self, tag: int) -> bool:
-        return not any(
-            self._world.engines[endpoint].process.is_alive for endpoint, _ in self.places.get(tag, [])
-        )
+    def _note_waiting(self, master: Master) -> None:
+        """Since when a leader has facts that the journal did not confirm."""
+        assert master.leader is not None
+        core = master.leader.core
+        durable, since = self._waiting.get(master.epoch, (0, None))
+        if core.durable == core.counters.last_fact:
+            since = None
+        elif since is None or core.durable > durable:
+            since = self._world.loop.now
+        self._waiting[master.epoch] = (core.durable, since)
+
+    def unconfirmed_since(self) -> list[int]:
+        """For each term: since when its last facts waited for the journal as it ended."""
+        return [since for _, since in self._waiting.values() if since is not None]
 
     def _must(self, holds: bool, what: str) -> None:
         if not holds:

@@ -52,5 +52,12 @@ WORKLOADS: tuple[Workload, ...] = (
         slots=48,
     ),
     Workload(name="replicas", mix={**_COMMON, "upsert": 10, "view": 5}, replicas=(2, 3)),
+    Workload(
+        name="hot_key",
+        mix={"put": 15, "upsert": 20, "get": 10, "cached": 45, "remove": 15, "exists": 5},
+        keys=2,
+        sizes=(40, 4_096, 12_000),
+        think_us=12_000,
+    ),
     Workload(name="tenants", mix={**_COMMON, "upsert": 10, "remove_all": 1}, tenants=3, keys=6),
 )

@@ -67,6 +67,7 @@ class World:
         self.clients: list[Client] = []
         self.is_calm = False
         self._born = 0
+        self._processes: list[Process] = []
         self.watch = Watch(self)
         self.start_redis()
         for number in range(options.masters):
@@ -84,7 +85,9 @@ class World:
     # ---- births -----------------------------------------------------------------------------------
 
     def _process(self, name: str, host: str) -> Process:
-        return Process(self.loop, name, host, Clock(self.loop, ClockOptions()))
+        process = Process(self.loop, name, host, Clock(self.loop, ClockOptions()))
+        self._processes.append(process)
+        return process
 
     def start_redis(self) -> None:
         """A new run of the server, with what its disk has."""
@@ -140,13 +143,13 @@ class World:
                 client.process.spawn(Work(client, self.options.workload, lambda: self.is_calm).run())
             )
 
-    def make_client(self, tenant: str, name: str) -> Client:
+    def make_client(self, tenant: str, name: str, attempts_max: int = 8) -> Client:
         """A client process that joins and beats, and does nothing yet."""
         self._born += 1
         process = self._process(name, f"node{self._born % self.options.nodes}")
         link = LeaderLink(process, self.network, list(self.masters), LinkOptions())
         around = Surroundings(self.network, self.engines, self.history, self.values, self.watch, self.notes)
-        client = Client(process, link, around, ClientOptions(tenant=tenant))
+        client = Client(process, link, around, ClientOptions(tenant=tenant, attempts_max=attempts_max))
         process.spawn(link.beat_forever())
         return client
 
@@ -214,6 +217,11 @@ class World:
                 self.watch.fail_to_settle()
             self.run_until(self.loop.now + 100 * MS)
         self.watch.final()
+
+    def close(self) -> None:
+        """Ends all processes, so that no task is left in the middle of something."""
+        for process in self._processes:
+            process.kill()
 
     def run_until(self, when: int) -> None:
         """Runs all events up to a moment."""
