@@ -311,6 +311,11 @@ class NodeCore:
         self.segments[index].directory.reset()
         self.lost()
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while extents are held or bytes hashed: then `tick` is worth calling often."""
+        return len(self._holds) > 0 or self.hashing.is_busy
+
     # ---- acknowledging -------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:

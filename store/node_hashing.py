@@ -46,6 +46,12 @@ class HashWork:
         self._unverified: dict[PinPlace, NewObject] = {}
         self._answers: deque[list[int]] = deque()
         self.asked = self.damaged = self.adds_damaged = 0
+        self._taken = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a job waits or is being done."""
+        return len(self._jobs) > 0 or self._taken > 0
 
     @property
     def jobs(self) -> int:
@@ -99,10 +105,14 @@ class HashWork:
 
     def take(self) -> Job | None:
         """The next job; say `hashed` afterwards."""
-        return self._jobs.popleft() if self._jobs else None
+        if not self._jobs:
+            return None
+        self._taken += 1
+        return self._jobs.popleft()
 
     def hashed(self, job: Job, root: bytes, chunks: bytes) -> None:
         """The root digest and the chunk digests (8 bytes each) of a job's bytes."""
+        self._taken -= 1
         segment = self._segments[job.place.segment]
         if job.task == NO_TASK:
             new = self._unverified.get(job.place)
