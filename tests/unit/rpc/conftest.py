@@ -60,7 +60,7 @@ def hot(tmp_path_factory: pytest.TempPathFactory) -> HotAnswers:
 
 
 class Service:
-    """A port whose thread answers `echo`, binds on `bind`, pushes on `push`, and keeps the rest for the test."""
+    """A port whose thread answers `echo`, `bind`, `push` and `large`, and keeps the rest for the test."""
 
     def __init__(self, port: RpcPort) -> None:
         self.port = port

@@ -115,7 +115,10 @@ cdef int put_keys(frame_buffer* f, keys) except -1:
             data = PyBytes_AS_STRING(key)
             size = PyBytes_GET_SIZE(key)
         elif isinstance(key, str):
-            data = PyUnicode_AsUTF8AndSize(key, &size)
+            try:
+                data = PyUnicode_AsUTF8AndSize(key, &size)
+            except UnicodeEncodeError:
+                raise UsageError("a key is no text that UTF-8 can carry", index=k, field="key") from None
         else:
             raise UsageError(f"a key is str or bytes, not {type(key).__name__}", index=k)
         if size < 1 or size > KEY_BYTES_MAX:
