@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import moonpool
-from moonpool.bench.contenders import Contender
 from moonpool.bench.floors import Line
 from moonpool.bench.locations import project_directory
 from moonpool.bench.paired import Measurements
@@ -23,9 +22,16 @@ from moonpool.errors import UsageError
 
 SCHEMA: Final = 1
 HISTORY_FILE: Final = "engine-history.jsonl"
-BLOCK_START: Final = "<!-- bench-engine -->"
-BLOCK_END: Final = "<!-- /bench-engine -->"
+BLOCK: Final = "bench-engine"
 GIT_TIMEOUT_S: Final = 10
+
+
+class Named(Protocol):
+    """A contender of either benchmark."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the record."""
 
 
 def commit_of(directory: Path) -> str:
@@ -116,7 +122,7 @@ def append(history: Path, run: dict[str, Any]) -> None:
         stream.write(json.dumps(run, separators=(",", ":")) + "\n")
 
 
-def caption(run: dict[str, Any], contenders: Sequence[Contender]) -> str:
+def caption(run: dict[str, Any], contenders: Sequence[Named]) -> str:
     """Where README's figures come from, in one line."""
     where = run["machine"]
     left_out = sorted({name.split(",")[0] for name in run["failures"]} & {c.name for c in contenders})
@@ -128,13 +134,14 @@ def caption(run: dict[str, Any], contenders: Sequence[Contender]) -> str:
     )
 
 
-def update_readme(readme: Path, text: str) -> None:
-    """Replaces what stands between the two markers; raises ``UsageError`` when they are not there."""
+def update_readme(readme: Path, text: str, block: str = BLOCK) -> None:
+    """Replaces what stands between the markers of a block; raises ``UsageError`` when they are not there."""
+    first, last = f"<!-- {block} -->", f"<!-- /{block} -->"
     content = readme.read_text() if readme.is_file() else ""
-    before, start, rest = content.partition(BLOCK_START)
-    _, end, after = rest.partition(BLOCK_END)
+    before, start, rest = content.partition(first)
+    _, end, after = rest.partition(last)
     if not start or not end:
         raise UsageError(
-            f"{readme} has no block between {BLOCK_START} and {BLOCK_END}; add the two lines where it belongs"
+            f"{readme} has no block between {first} and {last}; add the two lines where it belongs"
         )
-    readme.write_text(f"{before}{BLOCK_START}\n{text.strip()}\n{BLOCK_END}{after}")
+    readme.write_text(f"{before}{first}\n{text.strip()}\n{last}{after}")

@@ -50,12 +50,12 @@ class ProcessPair:
 
     def run(self, job: Job, timeout_s: float) -> JobReport:
         """Has the worker do the job; raises ``WorkerFailed`` with the worker's own sentence."""
-        return JobReport(**self._ask("report", encode("job", job), timeout_s))
+        return JobReport(**self.ask("report", encode("job", job), timeout_s))
 
     def check(self, shape: Shape, variant: str, timeout_s: float) -> int:
         """Has the worker compare patterns after moving them both ways; returns the bytes compared."""
         request = {"block_bytes": shape.block_bytes, "count": shape.count, "variant": variant}
-        return int(self._ask("checked", encode("check", request), timeout_s))
+        return int(self.ask("checked", encode("check", request), timeout_s))
 
     def cpu_seconds(self) -> float:
         """CPU time that both processes have used so far."""
@@ -84,7 +84,8 @@ class ProcessPair:
     def _pids(self) -> list[int]:
         return [] if self.ready is None else [self.ready.initiator_pid, self.ready.target_pid]
 
-    def _ask(self, expected: str, request: str, timeout_s: float) -> Any:
+    def ask(self, expected: str, request: str, timeout_s: float) -> Any:
+        """Sends one line and returns the value of the answer, which must be of the kind ``expected``."""
         if self._process.stdin is None or self._process.stdin.closed:
             raise WorkerFailed(self.failure or "its processes have ended")
         self._resume()

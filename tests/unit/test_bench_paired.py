@@ -196,15 +196,15 @@ def test_the_history_gains_one_line_a_run(tmp_path: Path) -> None:
 
 def test_the_readme_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{history.BLOCK_START}\nold\n{history.BLOCK_END}\nafter\n")
+    readme.write_text("before\n<!-- bench-engine -->\nold\n<!-- /bench-engine -->\nafter\n")
     history.update_readme(readme, "| new |\n")
-    expected = f"before\n{history.BLOCK_START}\n| new |\n{history.BLOCK_END}\nafter\n"
+    expected = "before\n<!-- bench-engine -->\n| new |\n<!-- /bench-engine -->\nafter\n"
     assert readme.read_text() == expected
     history.update_readme(readme, "| new |")
     assert readme.read_text() == expected
 
 
-@pytest.mark.parametrize("content", ["", "no block", f"{history.BLOCK_START} not closed"])
+@pytest.mark.parametrize("content", ["", "no block", "<!-- bench-engine --> not closed"])
 def test_a_readme_without_the_block_is_left_alone(tmp_path: Path, content: str) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(content)
