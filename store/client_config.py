@@ -88,7 +88,7 @@ class ClientConfig:
     #: Longest pause between tries.
     retry_max_ms: int = 500
     #: How long a put may wait at the master for space, unless the call says otherwise.
-    put_wait_ms: int = 0
+    put_wait_ms: int = 2_000
     #: Deadline of the transfers of one read.
     read_timeout_ms: int = 30_000
     #: Most keys in one request; larger calls are cut.

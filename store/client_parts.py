@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
@@ -15,8 +16,9 @@ from moonpool.store.client_calls import Calls
 from moonpool.store.client_config import FIELDS, ClientConfig
 from moonpool.store.client_context import Context
 from moonpool.store.client_link import MasterLink
-from moonpool.store.errors import ForkedPool, PoolClosed, StoreError
+from moonpool.store.errors import ForkedPool, MasterUnavailable, PoolClosed, StoreError
 from moonpool.store.location_cache import LocationCache
+from moonpool.store.records import NodeState
 from moonpool.store.segments_view import SegmentsView
 from moonpool.store.value import ValuePool
 from moonpool.units import MS_PER_S, NS_PER_MS
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _OF_THE_ENGINE = {"secret": "cluster_secret", "cluster_secret": "cluster_secret", "transports": "transports"}
 #: A cached location is used for this much of its lease: clocks and messages take the rest.
 _LEASE_SHARE = 0.9
+_MEMORY_S = 10.0
+_MEMORY_PAUSE_S = 0.002
 
 
 def settle(addresses: tuple[str, ...], config: ClientConfig | None, settings: dict[str, Any]) -> ClientConfig:
@@ -83,6 +87,7 @@ class PoolParts:
 async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> PoolParts:
     """Starts what the pool needs and joins the master. Raises as `connect`; leaves nothing behind then."""
     owned: list[Callable[[], None]] = []
+    expected: list[str] = []
     engine = Engine(config.engine)
     owned.append(engine.close)
     io = make_io(engine)
@@ -93,6 +98,7 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
             embedded = await io.blocking(EmbeddedPool, config, engine)
             owned.append(embedded.close)
             config = replace(config, addresses=(embedded.address,))
+            expected.append(embedded.node.name)
         link = MasterLink(config, io, (engine.instance, _name_of(config), socket.gethostname()))
         segments = SegmentsView(engine, config.segments_open_max, config.connect_timeout_ms / MS_PER_S)
         context = Context(
@@ -110,11 +116,23 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
 
             node = await io.blocking(contribute, config, engine)
             owned.append(node.close)
+            expected.append(node.name)
+        await _wait_for_memory(context, expected)
         return PoolParts(context, owned)
     except BaseException:
         while owned:
             owned.pop()()
         raise
+
+
+async def _wait_for_memory(context: Context, nodes: list[str]) -> None:
+    """Until the master gives out extents on our own nodes: it says so a moment after it took them in."""
+    give_up = time.monotonic() + _MEMORY_S
+    while set(nodes) - {info.node for info in context.segments.infos if info.state == NodeState.ACTIVE}:
+        if time.monotonic() >= give_up:
+            raise MasterUnavailable("the master does not use this process's memory", value=", ".join(nodes))
+        await context.io.pause(_MEMORY_PAUSE_S)
+        await context.fetch_segments()
 
 
 def _name_of(config: ClientConfig) -> str:
