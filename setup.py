@@ -42,6 +42,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.
 HEADER_ONLY = ("libxxhash", "libibverbs")
+# Modules that use headers of the other folder.
+BOTH_FOLDERS = tuple(f"moonpool.native.table.hot{part}" for part in ("", "_state", "_reads", "_starts", "_ends"))
 # C sources compiled into a module beside its .pyx.
 EXTRA_SOURCES: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("xxh3_base.c", "xxh3_avx2.c", "xxh3_avx512.c"),
@@ -90,10 +92,12 @@ def declare_extensions() -> list[Extension]:
     for pyx in sorted((PACKAGE / "native").rglob("*.pyx")):
         name = ".".join(pyx.relative_to(ROOT / "src").with_suffix("").parts)
         folder = pyx.parent
+        folders = [folder, folder.parent / "io"] if name in BOTH_FOLDERS else [folder]
         shared = [
             str(path.relative_to(ROOT))
             for pattern in ("*.pxd", "*.h", "*.c")
-            for path in sorted(folder.glob(pattern))
+            for each in folders
+            for path in sorted(each.glob(pattern))
         ]
         extra = [str((folder / c).relative_to(ROOT)) for c in EXTRA_SOURCES.get(name, ())]
         found.append(
@@ -102,7 +106,7 @@ def declare_extensions() -> list[Extension]:
                 [str(pyx.relative_to(ROOT)), *extra],
                 # Declared sources and headers are what makes a rebuild correct, and what the sdist carries.
                 depends=[str(pyx.relative_to(ROOT)), *shared],
-                include_dirs=[str(folder.relative_to(ROOT))],
+                include_dirs=[str(each.relative_to(ROOT)) for each in folders],
                 extra_compile_args=compile_flags(),
                 extra_link_args=list(link),
             )
