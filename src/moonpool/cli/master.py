@@ -11,12 +11,12 @@ import click
 from moonpool.cli.options import ExitCode, json_option
 from moonpool.cli.pool_options import SECTIONS, config_option
 from moonpool.cli.serving import (
+    StopSignals,
     http_config,
     http_option,
     log_option,
     say_ready,
     start_logging,
-    stopped_by_signals,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def command(ctx: click.Context, /, as_json: bool, log_level: str, **options: Any
     start_logging(log_level)
     settings = Settings.read(options["config_file"], SECTIONS)
     master = Master(make_config(settings, options))
-    with stopped_by_signals(master.stop), master:
+    with StopSignals(master.stop), master:
         facts = {
             "address": master.address,
             "addresses": master.addresses,

@@ -14,12 +14,14 @@ from moonpool.cli.options import ExitCode
 from moonpool.errors import MoonpoolError, PeerError, UsageError
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "bench": "moonpool.bench.commands",
     "conductor": "moonpool.cli.conductor",
     "demo": "moonpool.cli.demo",
     "doctor": "moonpool.cli.doctor",
     "get": "moonpool.cli.get",
     "ls": "moonpool.cli.ls",
     "master": "moonpool.cli.master",
+    "node": "moonpool.cli.node",
     "put": "moonpool.cli.put",
     "rm": "moonpool.cli.rm",
     "simulate": "moonpool.cli.simulate",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
+import select
 import signal
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
 
@@ -41,15 +42,35 @@ def start_logging(level: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `stop`, which must be safe in a signal handler; the old handlers come back."""
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+class StopSignals:
+    """While open, SIGTERM and SIGINT do not end the process but are waited for. Only for the main thread.
+
+    `also` is called at each of them, and must be safe in a signal handler.
+    """
+
+    def __init__(self, also: Callable[[], None] | None = None) -> None:
+        self._also = also
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        os.close(self._fd)
+
+    def _handle(self, *_: object) -> None:
+        os.eventfd_write(self._fd, 1)
+        if self._also is not None:
+            self._also()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True once a signal came; False after the timeout."""
+        return bool(select.select([self._fd], [], [], timeout_s)[0])
 
 
 def http_config(settings: Settings, address: str | None) -> HttpStatusConfig | None:
