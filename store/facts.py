@@ -21,11 +21,16 @@ FACT_BYTES_MAX: Final = 4 << 20
 
 
 class Leader(NamedTuple):
-    """A new leader took over: its epoch, name and the endpoints of its rpc port. Unsettles the state."""
+    """A new leader took over: its epoch, name and the endpoints of its rpc port. Unsettles the state.
+
+    `run` names the run of the server that keeps the journal. Where it is another than the last leader's, the
+    journal may have lost its end: no place is seen until its node has reported.
+    """
 
     epoch: int
     name: str
     endpoints: tuple[str, ...]
+    run: str
 
 
 class Node(NamedTuple):
@@ -177,7 +182,7 @@ GROUP_VERSION: Final = 1
 #: s text, b bytes, S texts, P a place, Q places, O pairs of object id and key.
 TYPES: Final[Mapping[type[Any], tuple[int, str]]] = MappingProxyType(
     {
-        Leader: (1, "isS"),
+        Leader: (1, "isSs"),
         Node: (2, "issbssi"),
         Segment: (3, "iisiiiiisiii"),
         SegmentState: (4, "iii"),

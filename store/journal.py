@@ -35,6 +35,8 @@ class Elected:
     epoch: int
     #: Counts the terms of this journal object; what is appended after this was taken belongs to this term.
     term: int = 0
+    #: Which run of Redis keeps the journal: after another one it may lack its end.
+    run: str = ""
 
 
 @final
@@ -65,10 +67,6 @@ Notice = Elected | EpochRaised | Deposed | SnapshotWanted
 class Journal(Protocol):
     """A journal of one pool. `append`, `take` and `write_snapshot` are called by one thread."""
 
-    #: The last sequence that is durable in this term.
-    durable: int
-    #: Why the journal does not take facts now; "" when it does.
-    trouble: str
     #: Endpoints of whoever leads, as far as is known.
     leader_endpoints: tuple[str, ...]
 
@@ -80,6 +78,17 @@ class Journal(Protocol):
 
     def append(self, first_sequence: int, facts: Sequence[bytes], now_ms: int, *, urgent: bool) -> None:
         """Queues facts of one decision; never waits. `urgent`: a reply waits for them."""
+
+    @property
+    def durable(self) -> int:
+        """The last sequence that is durable in this term."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the journal does not take facts now; "" when it does."""
+
+    def service(self) -> None:
+        """Takes in answers and sends what is due; never waits. To be called in each turn of the loop."""
 
     def room(self) -> bool:
         """False while the queue is at its bound: no mutation may be decided."""

@@ -26,8 +26,9 @@ from typing import Final, final
 from moonpool.clock import BootClock, Clock
 from moonpool.errors import MoonpoolError
 from moonpool.store.errors import JournalFenced, JournalLost, JournalUnavailable, JournalUnreadable
-from moonpool.store.journal import Deposed, Elected, EpochRaised, Identity, Notice, SnapshotWanted
+from moonpool.store.journal import Deposed, Elected, EpochRaised, Identity, Notice
 from moonpool.store.journal_config import JournalConfig
+from moonpool.store.journal_live import Listener, LiveTerm
 from moonpool.store.journal_mailbox import Mailbox
 from moonpool.store.journal_reader import JournalReader
 from moonpool.store.journal_snapshots import SnapshotDuty
@@ -48,6 +49,7 @@ _PAUSES_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
 _UNREADABLE_PAUSE_S: Final = 1.0
 #: How long `close` lets the last facts become durable.
 _FLUSH_S: Final = 5.0
+_LOOK_NS: Final = 20 * NS_PER_MS
 
 
 @final
@@ -60,16 +62,15 @@ class RedisJournal:
         identity: Identity,
         make_objects: Callable[[], ObjectTable],
         wake: Callable[[], None],
-        clock: Clock | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self.config: Final = config
-        self.durable = 0
-        self.trouble = "the journal was not read yet"
+        self._trouble = "the journal was not read yet"
         self.leader_endpoints: tuple[str, ...] = ()
         #: "standby", "leader" or "closed".
         self.role = "standby"
         self._mail = Mailbox(wake)
-        self._clock = clock or BootClock()
+        self._clock: Clock = BootClock()
         self._keys = Keys(config.prefix)
         self._about = describe(identity)
         self._token = os.urandom(16).hex().encode()
@@ -80,10 +81,9 @@ class RedisJournal:
         )
         self._reader = JournalReader(self._keys, make_objects)
         self._terms = 0
-        self._term: Term | None = None
-        self._epoch_asked = -1
-        self._resigned = ""
         self._snapshots = SnapshotDuty(config, self._keys)
+        self._live = LiveTerm(self._mail, self._snapshots, listener)
+        self._links_polled = select.POLLIN if listener is None else 0
         self._counts = {"journal_terms": 0, "journal_deposed": 0, "journal_reconnects": 0, "journal_loads": 0}
         self._closing = False
         self._release = False
@@ -102,33 +102,48 @@ class RedisJournal:
     def append(self, first_sequence: int, facts: Sequence[bytes], now_ms: int, *, urgent: bool) -> None:
         """Queues facts of one decision; never waits. `urgent`: a reply waits for them."""
         self._mail.put_facts(first_sequence, facts, now_ms, urgent=urgent)
+        self.service()
+
+    def service(self) -> None:
+        """Takes in what Redis answered and sends what is due; never waits. To be called in each turn."""
+        self._live.assist(self._clock.now_ns())
+
+    @property
+    def durable(self) -> int:
+        """The last sequence that is durable in the term that was taken last; 0 when that is over."""
+        number, durable = self._live.progress
+        return durable if number == self._mail.term else 0
+
+    @property
+    def trouble(self) -> str:
+        """Why the journal does not take facts now; "" when it does."""
+        return self._trouble or self._live.trouble
 
     def room(self) -> bool:
         """False while the queue or the journal is at its bound: no mutation may be decided."""
         return (
-            self._queued_bytes() < self.config.queue_bytes_max
+            self._live.queued_bytes < self.config.queue_bytes_max
             and self._snapshots.journal_bytes < self.config.journal_bytes_max
         )
 
     def may_answer(self, now_ns: int) -> bool:
         """Whether the leader's lease still holds at this reading of CLOCK_BOOTTIME."""
-        return now_ns < self.lease_until_ns
+        return now_ns < self._live.lease_until_ns
 
     @property
     def lease_until_ns(self) -> int:
         """The reading at which the lease ends; 0 when this master does not lead."""
-        term = self._term
-        return term.lease.until_ns if term is not None else 0
+        return self._live.lease_until_ns
 
     def resign(self, reason: str) -> bool:
         """Gives the term up, so that the journal is read afresh; `Deposed` follows."""
-        self._resigned = reason
+        self._live.resigned = reason
         self._mail.poke()
         return True
 
     def raise_epoch(self, at_least: int) -> None:
         """Asks for an epoch above `at_least`; `EpochRaised` or `Deposed` follows."""
-        self._epoch_asked = max(self._epoch_asked, at_least)
+        self._live.epoch_asked = max(self._live.epoch_asked, at_least)
         self._mail.poke()
 
     def write_snapshot(self, state: State) -> None:
@@ -138,14 +153,13 @@ class RedisJournal:
 
     def counters(self) -> dict[str, int]:
         """Gauges and counters for metrics; callable from any thread."""
-        term = self._term
         return {
             **self._counts,
             **self._snapshots.counters(),
-            "journal_queue_bytes": self._queued_bytes(),
-            "journal_appends": term.appends if term else 0,
+            "journal_queue_bytes": self._live.queued_bytes,
+            "journal_appends": self._live.appends,
             "journal_durable_sequence": self.durable,
-            "journal_leading": int(term is not None),
+            "journal_leading": int(self.role == "leader"),
             "journal_in_trouble": int(bool(self.trouble)),
         }
 
@@ -166,10 +180,6 @@ class RedisJournal:
         self._mail.close()
         if release and self._private is not None:
             self._private.stop()
-
-    def _queued_bytes(self) -> int:
-        term = self._term
-        return self._mail.bytes + (term.queue.bytes if term else 0)
 
     # -- the journal's thread
 
@@ -210,8 +220,6 @@ class RedisJournal:
         try:
             self._lead(term, link)
         finally:
-            term.lease.end()
-            term.detach()
             link.close()
             self._snapshots.abandon()
 
@@ -231,7 +239,7 @@ class RedisJournal:
             asked_ns = self._clock.now_ns()
             vacancy.saw(watch(link, self._keys), asked_ns)
             self.leader_endpoints = vacancy.holder.endpoints if vacancy.holder else ()
-            self.trouble = ""
+            self._trouble = ""
             if vacancy.is_open(self._clock.now_ns()):
                 term = self._stand_for_election(link)
                 if term is not None:
@@ -285,28 +293,26 @@ class RedisJournal:
         state = self._reader.hand_over()
         self._terms += 1
         self._counts["journal_terms"] += 1
-        self._epoch_asked = -1
-        self._resigned = ""
-        self.durable = state.sequence
-        self._term = term
+        self._live.begin(term, self._terms)
+        self._live.connected(link)
         self.role = "leader"
-        self.trouble = ""
-        self._mail.tell(Elected(state, term.queue.epoch, self._terms))
+        self._trouble = ""
+        self._mail.tell(Elected(state, term.queue.epoch, self._terms, link.run_id))
         reason = "this master is closing"
-        current: RedisLink | None = link
+        connected = True
         try:
             while not self._closing:
-                if current is None:
-                    current = self._reconnect(term)
+                if not connected:
+                    connected = self._reconnect(term)
                     continue
                 try:
-                    self._lead_over(term, current)
+                    self._lead_over()
                 except JournalUnavailable as exc:
                     self._tell_trouble(str(exc))
-                    current.close()
-                    current = None
-            if self._release and current is not None:
-                self._finish(term, current)
+                    self._live.disconnected()
+                    connected = False
+            if self._release and connected:
+                self._finish(term)
         except (JournalFenced, JournalLost) as exc:
             reason = str(exc)
             self._counts["journal_deposed"] += 1
@@ -314,49 +320,24 @@ class RedisJournal:
         except JournalUnavailable as exc:
             reason = str(exc)
         finally:
-            self._term = None
+            self._live.end()
             self.role = "standby"
-            if current is not None:
-                current.close()
             self._mail.tell(Deposed(reason))
 
-    def _lead_over(self, term: Term, link: RedisLink) -> None:
+    def _lead_over(self) -> None:
         """Leads over one connection until it fails or the journal closes."""
+        link = self._live.link
         poller = select.poll()
-        poller.register(link, select.POLLIN)
         poller.register(self._mail, select.POLLIN)
         while not self._closing:
-            now_ns = self._clock.now_ns()
-            self._take_facts(term, now_ns)
-            if self._resigned:
-                raise JournalFenced(self._resigned)
-            if self._epoch_asked >= 0:
-                term.raise_epoch(self._epoch_asked)
-                self._epoch_asked = -1
-            if self._snapshots.work(term, link, now_ns):
-                self._mail.tell(SnapshotWanted())
-            term.pump(link, now_ns)
-            due_ns = min(term.due_in_ns(now_ns), self._snapshots.due_in_ns(now_ns))
+            due_ns = self._live.advance(self._clock.now_ns())
+            poller.register(link, self._links_polled | (select.POLLOUT if link.unsent else 0))
             for fd, _ in poller.poll(poll_ms(due_ns)):
                 if fd == self._mail.fileno():
                     self._mail.drain()
-                else:
-                    self._take_answers(term, link)
 
-    def _take_answers(self, term: Term, link: RedisLink) -> None:
-        before = term.queue.durable
-        term.answered(link, link.receive(), self._clock.now_ns())
-        if self.trouble != term.trouble or term.queue.durable != before:
-            self.trouble = term.trouble
-            self.durable = term.queue.durable
-            self._mail.nudge()
-
-    def _take_facts(self, term: Term, now_ns: int) -> None:
-        for one in self._mail.take_facts(self._terms):
-            term.queue.add(one.first, one.facts, one.now_ms, urgent=one.urgent, now_ns=now_ns)
-
-    def _reconnect(self, term: Term) -> RedisLink | None:
-        """Another connection for the same term; None when this attempt failed."""
+    def _reconnect(self, term: Term) -> bool:
+        """Another connection for the same term; False when this attempt failed."""
         try:
             link = self._connect()
             try:
@@ -367,32 +348,32 @@ class RedisJournal:
         except (JournalUnavailable, RedisRefusal) as exc:
             self._tell_trouble(str(exc))
             self._mail.pause(_PAUSES_S[-1], self._stopped)
-            return None
+            return False
+        self._live.connected(link)
         self._snapshots.reattached()
+        self._trouble = ""
         self._counts["journal_reconnects"] += 1
-        return link
+        return True
 
-    def _finish(self, term: Term, link: RedisLink) -> None:
+    def _finish(self, term: Term) -> None:
         """Before a clean end: everything appended becomes durable, then the lease is given back."""
         end_ns = self._clock.now_ns() + int(_FLUSH_S * NS_PER_S)
+        link = self._live.link
         poller = select.poll()
-        poller.register(link, select.POLLIN)
         while (now_ns := self._clock.now_ns()) < end_ns:
-            self._take_facts(term, now_ns)
-            term.queue.flush()
-            term.pump(link, now_ns)
-            if term.queue.idle and term.owes_nothing:
+            due_ns = self._live.advance(now_ns)
+            if self._live.settled:
                 term.release(link)
                 return
-            if poller.poll(poll_ms(min(term.due_in_ns(now_ns), 100 * NS_PER_MS))):
-                self._take_answers(term, link)
+            poller.register(link, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+            poller.poll(poll_ms(min(due_ns, _LOOK_NS)))
 
     def _epoch_raised(self, epoch: int) -> None:
         self._mail.tell(EpochRaised(epoch))
 
     def _tell_trouble(self, text: str) -> None:
-        if self.trouble != text:
-            self.trouble = text
+        if self._trouble != text:
+            self._trouble = text
             self._mail.nudge()
 
     def _stopped(self) -> bool:

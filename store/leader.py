@@ -24,6 +24,7 @@ from moonpool.store.errors import (
 )
 from moonpool.store.leader_clients import Clients
 from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_joins import Joins
 from moonpool.store.leader_nodes import Nodes
 from moonpool.store.leader_put_end import PutEnds
 from moonpool.store.leader_puts import Puts
@@ -61,6 +62,7 @@ class Leader:
         now_ms: int = 0,
         name: str = "",
         endpoints: tuple[str, ...] = (),
+        journal_run: str = "",
         state: State | None = None,
     ) -> None:
         state = State(tables.objects) if state is None else state
@@ -74,18 +76,20 @@ class Leader:
         if state.sequence:
             core.free_after_ms = core.now_ms + config.lease_ms_max
             core.silent_until_ms = core.now_ms + config.location_lease_ms
-        self._name, self._endpoints = name, endpoints
+        self._identity = (name, endpoints, journal_run)
+        doubtful = state.sequence > 0 and state.run != journal_run
         self._deposed: str | None = None
         self._room = Room(core)
         self._puts = Puts(core, self._room)
         self._put_ends = PutEnds(core)
         self._clients = Clients(core, self._put_ends)
-        self._nodes = Nodes(core, (self._puts.segment_gone,))
+        self._nodes = Nodes(core, (self._puts.segment_gone,), doubtful=doubtful)
+        self._joins = Joins(core, self._nodes)
         self._reports = Reports(core, self._nodes)
         self._rehashing = Rehashing(core, self._reports)
         self._reporting = Reporting(core, self._nodes)
         self._handlers = self._bind_handlers()
-        core.commit(facts.Leader(epoch, name, endpoints))
+        core.commit(facts.Leader(epoch, *self._identity))
         core.segments_changed()
 
     @classmethod
@@ -100,8 +104,13 @@ class Leader:
         now_ms: int,
         name: str = "",
         endpoints: tuple[str, ...] = (),
+        journal_run: str = "",
     ) -> Leader:
-        """Takes over from a state that a standby built: one lease of silence, all unexplained space waits."""
+        """Takes over from a state that a standby built: one lease of silence, all unexplained space waits.
+
+        `journal_run` names the run of the server that keeps the journal. After a run that is not the last
+        leader's the journal may lack its end, so no place is seen until nodes have reported.
+        """
         return cls(
             config,
             tables,
@@ -110,6 +119,7 @@ class Leader:
             now_ms=now_ms,
             name=name,
             endpoints=endpoints,
+            journal_run=journal_run,
             state=state,
         )
 
@@ -133,7 +143,7 @@ class Leader:
             "tenant_set": self._clients.tenant_set,
             "damaged": self._rehashing.damaged,
             "status": self._reporting.status,
-            "node_join": self._nodes.node_join,
+            "node_join": self._joins.node_join,
             "node_report": self._reports.node_report,
             "node_ack": self._node_ack,
         }
@@ -181,7 +191,7 @@ class Leader:
     def _node_ack(self, call: Call) -> Any:
         answers = self._rehashing.read_answers(call.params[3])
         join = call.join.number
-        result = self._nodes.node_ack(call)
+        result = self._joins.node_ack(call)
         self._rehashing.take_answers(join, answers)
         return result
 
@@ -242,7 +252,7 @@ class Leader:
         core = self._core
         self._clock(now_ms)
         core.counters.raise_epoch(epoch)
-        core.commit(facts.Leader(epoch, self._name, self._endpoints))
+        core.commit(facts.Leader(epoch, *self._identity))
         self._clients.epoch_raised()
         core.finish()
 

@@ -12,7 +12,8 @@ Record by record (`docs/store/architecture.md`, "What may be adopted"):
 | dead, removed, unknown id | nothing, or an older object | a grave |
 | held | | quarantined until the node releases it |
 
-At the end of a segment's report the places that nothing confirmed are sent again as ADD.
+At the end of a segment's report the places that nothing confirmed are sent again as ADD, but for those whose
+slot has something else: a journal that lost its end may name such places, and they end.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ from moonpool.units import U32_MAX
 
 _PAGE: Final = 4_096
 _PAGE_BYTES: Final = 4_096
+#: What the report says of a slot, in `Join.confirmed`.
+_CONFIRMED: Final = 1
+_TAKEN: Final = 2
 
 
 @final
@@ -54,6 +58,8 @@ class Reports:
     def __init__(self, core: LeaderCore, nodes: Nodes) -> None:
         self._core = core
         self._nodes = nodes
+        #: Of each reporting segment: the object ids that were adopted, by slot.
+        self._adopted: dict[int, dict[int, int]] = {}
 
     def node_report(self, call: Call) -> list[Any]:
         """One page of one segment's directory."""
@@ -73,6 +79,7 @@ class Reports:
         join.reporting[segment_id] = page + 1
         if page == 0:
             join.confirmed[segment_id] = bytearray(space.slot_count)
+            self._adopted[segment_id] = {}
         for record in records:
             self._take(join, space, record)
             if segment_id not in core.spaces:
@@ -84,7 +91,7 @@ class Reports:
     def _take(self, join: Join, space: SegmentSpace, record: ReportRecord) -> None:
         core = self._core
         if record.state == RecordState.HELD:
-            self._quarantine(space, record)
+            self._quarantine(join, space, record)
             return
         index = core.objects.find(record.tenant, record.key) if record.key else -1
         stored = core.objects.at(index) if index >= 0 else None
@@ -95,7 +102,7 @@ class Reports:
             pass
         elif stored is not None and Place(space.segment_id, record.offset, record.slot) in stored.places:
             if stored.object_id == record.object_id:
-                join.confirmed[space.segment_id][record.slot] = 1
+                join.confirmed[space.segment_id][record.slot] = _CONFIRMED
         elif not self._adopt(join, space, record, stored):
             self._retire(join, space, record)
 
@@ -141,9 +148,11 @@ class Reports:
             )
             if stored is not None:
                 for old in stored.places:
-                    core.retire(stored, old, Reason.REPLACED, 0)
+                    if (old.segment, old.slot) != (place.segment, place.slot):
+                        core.retire(stored, old, Reason.REPLACED, 0)
         core.stored_events(record.tenant, [(record.key, (place,))])
-        join.confirmed[space.segment_id][record.slot] = 1
+        self._adopted[space.segment_id][record.slot] = object_id
+        join.confirmed[space.segment_id][record.slot] = _TAKEN
         return True
 
     def _tenant_known(self, record: ReportRecord) -> bool:
@@ -176,13 +185,13 @@ class Reports:
 
     def _retire(self, join: Join, space: SegmentSpace, record: ReportRecord) -> None:
         """Nobody wants the entry: its word must be stamped dead."""
-        if self._quarantine(space, record):
+        if self._quarantine(join, space, record):
             return
         # Its extent is given already, or was never opened: only the word matters.
         effect = (RETIRE, space.segment_id, record.slot, record.object_id, Reason.REMOVED)
         self._core.send(join, effect)
 
-    def _quarantine(self, space: SegmentSpace, record: ReportRecord) -> bool:
+    def _quarantine(self, join: Join, space: SegmentSpace, record: ReportRecord) -> bool:
         """Keeps a reported extent from being freed with what nobody explains; True when it is quarantined."""
         if record.slot in space.quarantine:
             return True
@@ -200,6 +209,7 @@ class Reports:
         )
         space.quarantine[record.slot] = entry
         space.quarantined_bytes += extent_bytes(record.size)
+        join.confirmed[space.segment_id][record.slot] = _TAKEN
         return True
 
     # Dead entries
@@ -259,8 +269,10 @@ class Reports:
         """ADDs for the places that the directory lacks."""
         core, segment_id = self._core, space.segment_id
         confirmed = join.confirmed.pop(segment_id)
-        if confirmed.count(1) * 24 == len(core.objects.packed_places(segment_id)):
+        places = len(core.objects.packed_places(segment_id)) // 24
+        if not confirmed.count(_TAKEN) and confirmed.count(_CONFIRMED) == places:
             return
+        adopted = self._adopted.pop(segment_id, {})
         after = -1
         while page := core.objects.places_on(segment_id, after, _PAGE):
             after = page[-1]
@@ -269,6 +281,20 @@ class Reports:
                 place = next(each for each in stored.places if each.segment == segment_id)
                 if not confirmed[place.slot]:
                     self._send_add(join, stored, place)
+                elif confirmed[place.slot] == _TAKEN and adopted.get(place.slot) != stored.object_id:
+                    self._drop_taken(stored, segment_id)
+
+    def _drop_taken(self, stored: StoredObject, segment_id: int) -> None:
+        """Ends a place whose slot belongs to something else; nothing of its extent is given back for it."""
+        core = self._core
+        gone = tuple(each for each in stored.places if each.segment == segment_id)
+        if len(stored.places) == 1:
+            pair = ((stored.object_id, stored.key),)
+            core.commit(facts.ObjectsGone(Reason.DAMAGED, stored.tenant, pair))
+        else:
+            fact = facts.PlaceGone(stored.object_id, stored.tenant, stored.key, segment_id, Reason.DAMAGED)
+            core.commit(fact)
+        core.removed_events(stored.tenant, [(stored.key, gone)])
 
     def _send_add(self, join: Join, stored: StoredObject, place: Place) -> None:
         self._core.send(

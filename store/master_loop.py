@@ -37,6 +37,8 @@ from moonpool.wire.rpc import RpcFault, pack_value
 _LOG: Final = logging.getLogger("moonpool.store.master")
 #: How often a standby's loop looks around without being woken.
 _STANDBY_POLL_MS: Final = 200
+#: Redis answers an append in about this time: sleeping meanwhile would cost a wake-up of some 40 us.
+_ANSWER_US: Final = 150
 #: How often what the status pages show is made anew.
 _PAGE_EVERY_NS: Final = 500 * NS_PER_MS
 
@@ -124,6 +126,7 @@ class MasterLoop:
             now_ms=self._now_ms(now_ns),
             name=self._identity.name,
             endpoints=self._identity.endpoints,
+            journal_run=elected.run,
         )
         self._port.native.set_clock(self._offset_ms)
         _LOG.info("this master leads in epoch %d from fact %d", elected.epoch, self._durable)
@@ -183,6 +186,7 @@ class MasterLoop:
 
     def _advance(self, leader: Leader, now_ns: int) -> None:
         now_ms = self._now_ms(now_ns)
+        self._journal.service()
         durable = self._journal.durable
         if durable > self._durable:
             self._durable = durable
@@ -204,7 +208,10 @@ class MasterLoop:
 
     def _carry_out(self, leader: Leader, out: Outputs, now_ms: int) -> None:
         if out.facts:
-            self._journal.append(out.first_sequence, out.facts, now_ms, urgent=leader.waits_for_journal)
+            urgent = leader.waits_for_journal
+            self._journal.append(out.first_sequence, out.facts, now_ms, urgent=urgent)
+            if urgent:
+                self._port.native.stay_awake(_ANSWER_US)
         if out.epoch_wanted:
             self._journal.raise_epoch(out.epoch_wanted)
         answering = self._journal.may_answer(time.clock_gettime_ns(time.CLOCK_BOOTTIME))

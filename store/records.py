@@ -32,6 +32,7 @@ __all__ = [
     "LINE_BYTES",
     "OBJECT_BYTES_MAX",
     "PAGE_BYTES",
+    "SEEN_STATES",
     "EntryCode",
     "Kind",
     "NodeRecord",

@@ -21,6 +21,7 @@ from moonpool.store.errors import UnknownFact
 from moonpool.store.facts import Fact, Group
 from moonpool.store.records import (
     DEFAULT_TENANT_ID,
+    SEEN_STATES,
     NodeRecord,
     NodeState,
     SegmentRecord,
@@ -58,6 +59,7 @@ class State:
         "nodes",
         "now_ms",
         "objects",
+        "run",
         "segments",
         "segments_version",
         "sequence",
@@ -74,6 +76,8 @@ class State:
         self.first_epoch = 0
         self.leader_name = ""
         self.endpoints: tuple[str, ...] = ()
+        #: The run of the journal's server, as the leader knew it.
+        self.run = ""
         self.nodes: dict[int, NodeRecord] = {}
         self.segments: dict[int, SegmentRecord] = {}
         default = TenantRecord(DEFAULT_TENANT_ID, "default", 0, b"")
@@ -135,6 +139,7 @@ class State:
             "first_epoch": self.first_epoch,
             "leader": self.leader_name,
             "endpoints": list(self.endpoints),
+            "run": self.run,
             "nodes": [list(self.nodes[each]) for each in sorted(self.nodes)],
             "segments": [list(self.segments[each]) for each in sorted(self.segments)],
             "tenants": [list(self.tenants[each]) for each in sorted(self.tenants)],
@@ -160,7 +165,7 @@ class State:
     def load_meta(self, meta: dict[str, Any]) -> None:
         """Takes in what `meta` gave, in a new state; any error means that it is not such a value."""
         self.sequence, self.epoch, self.now_ms = meta["sequence"], meta["epoch"], meta["now_ms"]
-        self.first_epoch = meta["first_epoch"]
+        self.first_epoch, self.run = meta["first_epoch"], meta["run"]
         self.leader_name, self.endpoints = meta["leader"], tuple(meta["endpoints"])
         self.nodes = {row[0]: NodeRecord(*row) for row in meta["nodes"]}
         self.segments = {row[0]: SegmentRecord(*row) for row in meta["segments"]}
@@ -210,6 +215,12 @@ class State:
         self.epoch, self.leader_name, self.endpoints = fact.epoch, fact.name, fact.endpoints
         self.first_epoch = self.first_epoch or fact.epoch
         self.settled = False
+        if self.run != fact.run:
+            self.run = fact.run
+            for record in self.segments.values():
+                if record.state in SEEN_STATES:
+                    self.segments[record.segment_id] = record._replace(state=NodeState.JOINING)
+            self.segments_version += 1
 
     def _settled(self, _fact: facts.Settled) -> None:
         self.settled = self.adopting = True

@@ -53,11 +53,11 @@ def make_state(options: CoreOptions) -> tuple[State, Tables]:
 
 
 def make_leader(
-    options: CoreOptions, made: tuple[State, Tables], term: tuple[int, int, str], seed: int
+    options: CoreOptions, made: tuple[State, Tables], term: tuple[int, int, str, int], seed: int
 ) -> Leader:
-    """A leader over a followed state; `term` is its epoch, the cluster time and its name."""
+    """A leader over a followed state; `term` is its epoch, the cluster time, its name and the run of Redis."""
     state, tables = made
-    epoch, now_ms, name = term
+    epoch, now_ms, name, run_id = term
     chance = random.Random(seed)
     return Leader.from_state(
         options.config,
@@ -68,4 +68,5 @@ def make_leader(
         now_ms=now_ms,
         name=name,
         endpoints=(name,),
+        journal_run=f"run{run_id}",
     )

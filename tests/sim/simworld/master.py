@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgpack
-from moonpool.store.leader import Leader
 
 from moonpool.store.journal_groups import GroupQueue
+from moonpool.store.leader import Leader
 from moonpool.store.state import State
 from moonpool.store.table_factory import Tables
 from simworld.calls import as_sent
@@ -36,7 +36,7 @@ class MasterOptions:
     """Times of the shell, and what the core is made with."""
 
     make_state: Callable[[], tuple[State, Tables]]
-    make_leader: Callable[[tuple[State, Tables], int, int, str], Leader]
+    make_leader: Callable[[tuple[State, Tables], int, int, str, int], Leader]
     lease_ms: int = 2_000
     tick_ms: int = 20
     poll_ms: int = 25
@@ -131,7 +131,7 @@ class Master:
         self._time_offset_ms = follower.state.now_ms - self.process.clock.now_ms()
         queue = GroupQueue(epoch, follower.applied, GROUP_BYTES, LINGER_US, GROUPS_IN_FLIGHT)
         self.leader = self._options.make_leader(
-            (follower.state, follower.tables), epoch, self.now_ms(), self.name
+            (follower.state, follower.tables), epoch, self.now_ms(), self.name, run_id
         )
         self._writer = JournalWriter(
             self.process, self._network, run_id, queue, self._durable, lambda reason: self._depose()

@@ -97,8 +97,8 @@ class World:
         core = self.options.core
         options = MasterOptions(
             make_state=lambda: make_state(core),
-            make_leader=lambda made, epoch, now_ms, leader: make_leader(
-                core, made, (epoch, now_ms, leader), self.loop.chance.getrandbits(64)
+            make_leader=lambda made, epoch, now_ms, leader, run_id: make_leader(
+                core, made, (epoch, now_ms, leader, run_id), self.loop.chance.getrandbits(64)
             ),
         )
         master = Master(self._process(name, name), self.network, name, options)
@@ -184,7 +184,7 @@ class World:
         found += [one.process for one in (*self.masters.values(), *self.nodes.values(), *self.clients)]
         return [one for one in found if one.is_alive]
 
-    def later_us(self, within_ms: int, run: Callable[[], None]) -> None:
+    def later(self, within_ms: int, run: Callable[[], None]) -> None:
         """Runs something within so many milliseconds."""
         self.loop.after(self.loop.chance.randint(1, within_ms * MS), run)
 
