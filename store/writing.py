@@ -70,8 +70,12 @@ class PutGroup:
         self.batch: NativeBatch | None = None
         self.hashed = False
 
-    def plan(self, hash_in_copy: bool, timeout_ns: int) -> Work:
-        """Makes the batch; with `hash_in_copy` digests come with it where each copy is one piece."""
+    def plan(self, hash_in_copy: bool, stop_ns: int) -> Work:
+        """Makes the batch; with `hash_in_copy` digests come with it where each copy is one piece.
+
+        It begins to write nothing after `stop_ns` (CLOCK_MONOTONIC), however late it comes to run: the
+        extents are somebody else's soon after.
+        """
         local, offset, length = array("Q"), array("Q"), array("Q")
         grants = bytearray()
         for _, _, start, grant, span in self.slices:
@@ -83,11 +87,12 @@ class PutGroup:
                 start += size
         self.hashed = hash_in_copy and len(local) == len(self.slices)
         things = [one.span for one in self.slices]
+        timeout_ns = max(1, stop_ns - time.monotonic_ns())
         self.batch = object_batch(
             Op.WRITE, things, local, self.target.data, offset, length, self.hashed, timeout_ns
         )
-        if any(grants):
-            self.batch.attach_grants(grants)
+        self.batch.end_at(stop_ns)
+        self.batch.attach_grants(grants)
         return Work(self.target, self.batch)
 
     @property
@@ -189,9 +194,8 @@ class Attempt:
         groups = list(self._groups.values())
         total = sum(span.total for span in self._spans)
         whole = [group for group in groups if len(group.slices) == len(self._keys)]
-        timeout_ns = max(1, self._stop_ns - time.monotonic_ns())
         in_copy = whole[0] if whole and total >= _HASH_IN_COPY_BYTES else None
-        works = [group.plan(group is in_copy, timeout_ns) for group in groups]
+        works = [group.plan(group is in_copy, self._stop_ns) for group in groups]
         if works:
             await self._context.io.carry(works)
         for group in groups:

@@ -358,6 +358,10 @@ cdef class Batch:
         self.raw.started_ns = mp_now_ns()
         self.raw.deadline_ns = 0 if timeout_s is None else mp_deadline_ns(timeout_s)
 
+    def end_at(self, uint64_t deadline_ns) -> None:
+        """Deadline at a reading of CLOCK_MONOTONIC: it stays where it is however long it takes until the batch runs."""
+        self.raw.deadline_ns = deadline_ns
+
     cdef void bind(self, void* segment, int (*run)(void*, mp_batch*) noexcept nogil, object owner):
         self.raw.segment = segment
         self.raw.run = run
