@@ -7,7 +7,7 @@ index entries, its suspicion and its drift go with its registration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, final
 
 from moonpool.conductor.blocks import BlockHasher
@@ -64,6 +64,8 @@ class Catalogue:
         self._feeds: dict[tuple[str, str, int], StreamFeed] = {}
         self._registered: dict[tuple[str, str, int], Registration] = {}
         self._hashers: dict[tuple[HashRecipe, CacheContext], BlockHasher] = {}
+        #: What questions without their instance came to, until a registration changes.
+        self._known_domains: dict[Question, tuple[_Domain, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._registered)
@@ -100,6 +102,7 @@ class Catalogue:
                 limit=self._registrations_max,
             )
         self.index.register(registration.context, registration.holder)
+        self._known_domains.clear()
         self._registered[registration.key] = registration
         self._feeds[registration.key] = StreamFeed(
             registration.source(self._names_max),
@@ -116,6 +119,7 @@ class Catalogue:
             for key, known in self._registered.items()
             if key[0] == instance and tenant in (None, key[1]) and rank in (None, key[2])
         ]
+        self._known_domains.clear()
         for known in gone:
             del self._registered[known.key]
             del self._feeds[known.key]
@@ -153,7 +157,16 @@ class Catalogue:
             return domain.context
         return None
 
-    def _domains(self, question: Question) -> Iterable[_Domain]:
+    def _domains(self, question: Question) -> tuple[_Domain, ...]:
+        where = replace(question, instance="") if question.instance else question
+        domains = self._known_domains.get(where)
+        if domains is None:
+            if len(self._known_domains) >= _HASHERS_MAX:
+                self._known_domains.clear()
+            domains = self._known_domains[where] = tuple(self._find_domains(where))
+        return domains
+
+    def _find_domains(self, question: Question) -> Iterable[_Domain]:
         found: dict[CacheContext, _Domain] = {}
         for known in self._registered.values():
             if (known.model, known.tenant) != (question.model, question.tenant):

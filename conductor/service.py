@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import importlib.metadata
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, final
@@ -23,6 +24,8 @@ from moonpool.conductor.service_config import ConductorConfig
 from moonpool.conductor.service_core import ConductorCore, global_view
 from moonpool.conductor.service_state import load_state, save_state
 from moonpool.conductor.subscription import Subscription, load_zmq
+from moonpool.config import EngineConfig
+from moonpool.engine.stream_options import tune_listener
 from moonpool.errors import LimitExceeded, MoonpoolError, ResourceError, UsageError
 from moonpool.kernels.warmup import warm_placement
 
@@ -40,6 +43,17 @@ def load_aiohttp() -> Any:
     return web
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; the caller owns it. Raises OSError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.create_server((host, port), family=family, backlog=1_024)
+    if sock.getsockname()[0] in ("127.0.0.1", "::1"):
+        # A congestion control made for long paths would pace answers that never leave the host.
+        tune_listener(sock, EngineConfig())
+    sock.setblocking(False)
+    return sock
+
+
 @final
 class ConductorService:
     """One service, from `start` to `close`, on the loop that calls them."""
@@ -53,6 +67,7 @@ class ConductorService:
         self._subscriptions: dict[tuple[str, str, int], Subscription] = {}
         self._timings: Final = service_metrics.Timings()
         self._runner: Any = None
+        self._listener: socket.socket | None = None
         self._version = ""
 
     @property
@@ -74,19 +89,23 @@ class ConductorService:
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self.config.host, self.config.port).start()
+            self._listener = listen(self.config.host, self.config.port)
         except OSError as exc:
             await self.close()
             where = f"{self.config.host}:{self.config.port}"
             raise ResourceError(
                 f"cannot listen on {where}: {exc.strerror}; choose another port", errno=exc.errno or 0
             ) from exc
+        await web.SockSite(self._runner, self._listener).start()
 
     async def close(self) -> None:
         """Stops listening, ends the streams. Idempotent."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         for subscription in list(self._subscriptions.values()):
             await subscription.stop()
         self._subscriptions.clear()

@@ -8,14 +8,15 @@ what follows in host memory, with what follows on disk.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from moonpool.conductor.catalogue import Answer, Question
-from moonpool.conductor.prefix_match import Depths
 from moonpool.conductor.request import TOKENS_MAX
 from moonpool.errors import UsageError
-from moonpool.events import DEFAULT_TENANT, Holder
+from moonpool.events import DEFAULT_TENANT
+from moonpool.native.table.token_text import read_token_list
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -25,6 +26,7 @@ REASONS: Final = frozenset(
     {"unknown_field", "invalid_registration", "invalid_json", "invalid_msgpack", "unsupported_content_type"}
 )
 _TOKEN_BYTES: Final = 4
+_TOKENS_KEY: Final = b'"token_ids"'
 
 
 def decode_body(body: bytes, content_type: str) -> dict[Any, Any]:
@@ -66,6 +68,20 @@ def _decode_msgpack(body: bytes) -> Any:
 
 
 def _decode_json(body: bytes) -> Any:
+    """The value of a JSON body. A long list of token ids is taken out of the text first, as `array('I')`."""
+    at = body.find(_TOKENS_KEY)
+    # Twice, or inside a text (where its quotes would be escaped): left to the reader of all of JSON.
+    if at > 0 and body[at - 1 : at] != b"\\" and body.find(_TOKENS_KEY, at + 1) < 0:
+        found = read_token_list(body, at + len(_TOKENS_KEY))
+        if found is not None:
+            value = _loads(body[:at] + _TOKENS_KEY + b":null" + body[found[1] :])
+            if isinstance(value, dict) and "token_ids" in value and value["token_ids"] is None:
+                value["token_ids"] = found[0]
+                return value
+    return _loads(body)
+
+
+def _loads(body: bytes) -> Any:
     try:
         try:
             import msgspec
@@ -99,7 +115,7 @@ def read_tokens(body: Mapping[Any, Any]) -> Any:
         if len(tokens) % _TOKEN_BYTES or len(tokens) > TOKENS_MAX * _TOKEN_BYTES:
             raise UsageError(f"token_ids as bytes are at most {TOKENS_MAX} of 4 bytes", field="token_ids")
         return tokens
-    if isinstance(tokens, list) and len(tokens) <= TOKENS_MAX:
+    if isinstance(tokens, list | array) and len(tokens) <= TOKENS_MAX:
         return tokens
     raise UsageError(f"token_ids is an array of at most {TOKENS_MAX} integers, or bytes", field="token_ids")
 
@@ -144,13 +160,13 @@ def by_tenant(tenant: str, answers: Iterable[Answer]) -> dict[str, Any]:
     """`{tenant: {instance: {longest_matched, GPU, DP, CPU, DISK}}}`, in tokens."""
     instances: dict[str, Any] = {}
     for instance, ranks in _tokens(answers).items():
-        best = Depths(*(max(column) for column in zip(*ranks.values(), strict=True)))
+        device, host, disk = _best(ranks)
         instances[instance] = {
-            "longest_matched": best.disk,
-            "GPU": best.device,
-            "CPU": best.host,
-            "DISK": best.disk,
-            "DP": {str(rank): found.device for rank, found in ranks.items()},
+            "longest_matched": disk,
+            "GPU": device,
+            "CPU": host,
+            "DISK": disk,
+            "DP": {str(rank): found[0] for rank, found in ranks.items()},
         }
     return {tenant: instances}
 
@@ -159,31 +175,47 @@ def by_instance(answers: Iterable[Answer]) -> dict[str, Any]:
     """`{"instances": {instance: {longest_matched, gpu, cpu, disk, dp, rank_matches}}}`, in tokens."""
     instances: dict[str, Any] = {}
     for instance, ranks in _tokens(answers).items():
-        best = Depths(*(max(column) for column in zip(*ranks.values(), strict=True)))
+        device, host, disk = _best(ranks)
         instances[instance] = {
-            "longest_matched": best.disk,
-            "gpu": best.device,
-            "cpu": best.host,
-            "disk": best.disk,
-            "dp": {str(rank): found.device for rank, found in ranks.items()},
+            "longest_matched": disk,
+            "gpu": device,
+            "cpu": host,
+            "disk": disk,
+            "dp": {str(rank): found[0] for rank, found in ranks.items()},
             "rank_matches": {
-                str(rank): {"gpu": found.device, "cpu": found.host, "disk": found.disk}
+                str(rank): {"gpu": found[0], "cpu": found[1], "disk": found[2]}
                 for rank, found in ranks.items()
             },
         }
     return {"instances": instances}
 
 
-def _tokens(answers: Iterable[Answer]) -> dict[str, dict[int, Depths]]:
+#: Tokens on the device, with host memory, with disk.
+_Tokens: TypeAlias = tuple[int, int, int]
+
+
+def _best(ranks: Mapping[int, _Tokens]) -> _Tokens:
+    """The best of an instance's ranks, tier by tier."""
+    found = list(ranks.values())
+    if len(found) == 1:
+        return found[0]
+    devices, hosts, disks = zip(*found, strict=True)
+    return max(devices), max(hosts), max(disks)
+
+
+def _tokens(answers: Iterable[Answer]) -> dict[str, dict[int, _Tokens]]:
     """Depths in tokens by instance and rank; the better one where two ways of hashing know a rank."""
-    found: dict[str, dict[int, Depths]] = {}
+    found: dict[str, dict[int, _Tokens]] = {}
     for answer in answers:
-        for holder, depths in answer.depths.items():
-            _keep_better(found, holder, Depths(*(depth * answer.block_tokens for depth in depths)))
+        size = answer.block_tokens
+        for (instance, rank), (device, host, disk) in answer.depths.items():
+            tokens = (device * size, host * size, disk * size)
+            ranks = found.get(instance)
+            if ranks is None:
+                found[instance] = {rank: tokens}
+            elif rank in ranks:
+                known = ranks[rank]
+                ranks[rank] = (max(known[0], tokens[0]), max(known[1], tokens[1]), max(known[2], tokens[2]))
+            else:
+                ranks[rank] = tokens
     return found
-
-
-def _keep_better(found: dict[str, dict[int, Depths]], holder: Holder, tokens: Depths) -> None:
-    ranks = found.setdefault(holder.instance, {})
-    known = ranks.get(holder.rank, tokens)
-    ranks[holder.rank] = Depths(*map(max, known, tokens))

@@ -5,6 +5,7 @@ Answers each line with one JSON object of costs. Runs in the peer's environment 
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from array import array
@@ -66,9 +67,7 @@ class Dynamo:
     """The radix tree that Dynamo's wheel offers to Python; events as JSON, which is the form it takes."""
 
     def __init__(self) -> None:
-        from dynamo import _core
-
-        self._core = _core
+        self._core = importlib.import_module("dynamo._core")
         self._events = 0
         self.clear()
 
