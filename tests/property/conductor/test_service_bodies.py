@@ -60,8 +60,17 @@ def arrays(key: str, value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"token_ids": [01]}', '{"token_ids": [1,]}', '{"token_ids": [,1]}', '{"token_ids": [1 2]}']
-    + ['{"token_ids": [1', '{"token_ids": ', '{"token_ids"', '{"token_ids": [1]', '{"token_ids": [1]]}'],
+    [
+        '{"token_ids": [01]}',
+        '{"token_ids": [1,]}',
+        '{"token_ids": [,1]}',
+        '{"token_ids": [1 2]}',
+        '{"token_ids": [1',
+        '{"token_ids": ',
+        '{"token_ids"',
+        '{"token_ids": [1]',
+        '{"token_ids": [1]]}',
+    ],
 )
 def test_broken_lists_are_broken_json(text: str) -> None:
     with pytest.raises(UsageError, match="JSON"):
