@@ -20,7 +20,7 @@ from simworld.process import Process
 from simworld.values import Values
 
 #: Until a client hears that the owner of mapped memory is gone.
-NOTICE_US_MAX = 20_000
+NOTICE_US_MAX = 80_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Client:
         self._mapped: dict[str, Engine] = {}
         #: Engines whose process is known to be gone.
         self._gone: set[str] = set()
-        self._remotes: dict[int, Remote] = {}
+        self._remotes: dict[tuple[int, int], Remote] = {}
 
     @property
     def now(self) -> int:
@@ -114,17 +114,20 @@ class Client:
         """The key in the history."""
         return f"{self.options.tenant}/{key.decode()}"
 
-    async def remote(self, segment: int) -> Remote | None:
-        """Where a segment is, asked for when it is unknown."""
-        found = self._remotes.get(segment)
+    async def remote(self, epoch: int, segment: int) -> Remote | None:
+        """Where a segment of a reply of this epoch is, asked for when it is unknown.
+
+        A journal that lost its tail gives ids again: each epoch has its own list.
+        """
+        found = self._remotes.get((epoch, segment))
         if found is not None:
             return found
         answer = await self.link.call("segments", [])
         if answer is None or answer[0] is not None:
             return None
         for shown in answer[1][2]:
-            self._remotes[shown["id"]] = remote_of(shown)
-        return self._remotes.get(segment)
+            self._remotes[answer[1][0], shown["id"]] = remote_of(shown)
+        return self._remotes.get((epoch, segment))
 
     def mapped(self, remote: Remote) -> Engine | None:
         """The engine whose memory is mapped here; maps it when its node is on this host and answers."""

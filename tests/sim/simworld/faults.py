@@ -34,61 +34,62 @@ def _kill_node(world: World) -> None:
     node = world.choose(world.living_nodes())
     if node is not None:
         node.process.kill()
-        world.later_us(3_000, lambda: world.restart_node(node.name))
+        within_ms = 3_000 if world.loop.chance.random() < 0.7 else 20
+        world.later(within_ms, lambda: world.restart_node(node.name))
 
 
 def _stop_node(world: World) -> None:
     node = world.choose(world.living_nodes())
     if node is not None:
         node.process.stop()
-        world.later_us(2_500, node.process.go_on)
+        world.later(2_500, node.process.go_on)
 
 
 def _stop_master(world: World) -> None:
     master = world.choose(world.living_masters(), prefer=lambda one: one.leads)
     if master is not None:
         master.process.stop()
-        world.later_us(3_000, master.process.go_on)
+        world.later(3_000, master.process.go_on)
 
 
 def _kill_master(world: World) -> None:
     master = world.choose(world.living_masters(), prefer=lambda one: one.leads)
     if master is not None:
         master.process.kill()
-        world.later_us(2_000, lambda: world.restart_master(master.name))
+        world.later(2_000, lambda: world.restart_master(master.name))
 
 
 def _kill_redis(world: World) -> None:
     if world.redis.process.is_alive:
         world.redis.process.kill()
-        world.later_us(900, world.restart_redis)
+        world.later(900, world.restart_redis)
 
 
 def _stop_redis(world: World) -> None:
     world.redis.process.stop()
     server = world.redis.process
-    world.later_us(1_500, server.go_on)
+    world.later(1_500, server.go_on)
 
 
 def _lose_redis_host(world: World) -> None:
     if world.redis.process.is_alive:
         world.redis.process.kill()
         world.lose_redis_tail()
-        world.later_us(900, world.restart_redis)
+        world.later(900, world.restart_redis)
 
 
 def _stop_client(world: World) -> None:
     client = world.choose(world.living_clients())
     if client is not None:
         client.process.stop()
-        world.later_us(6_000, client.process.go_on)
+        world.later(6_000, client.process.go_on)
 
 
 def _kill_client(world: World) -> None:
     client = world.choose(world.living_clients())
     if client is not None:
         client.process.kill()
-        world.later_us(500, world.start_client)
+        world.later(500, world.start_client)
 
 
 def _cut(world: World) -> None:
@@ -133,14 +134,14 @@ def _part_node(world: World) -> None:
     node, master = world.choose(world.living_nodes()), world.choose(world.living_masters())
     if node is not None and master is not None:
         world.network.part(node.process.host, master.process.host)
-        world.later_us(1_500, world.network.heal)
+        world.later(1_500, world.network.heal)
 
 
 def _part(world: World) -> None:
     hosts = sorted({process.host for process in world.processes()})
     host, other = world.loop.chance.sample(hosts, 2)
     world.network.part(host, other)
-    world.later_us(2_500, world.network.heal)
+    world.later(2_500, world.network.heal)
 
 
 def _isolate(world: World) -> None:
@@ -149,7 +150,7 @@ def _isolate(world: World) -> None:
     for other in hosts:
         if other != host:
             world.network.part(host, other)
-    world.later_us(2_500, world.network.heal)
+    world.later(2_500, world.network.heal)
 
 
 def _jump_clock(world: World) -> None:

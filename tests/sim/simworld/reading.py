@@ -30,6 +30,7 @@ class Found:
     digest: bytes
     places: list[list[int]]
     asked_ms: int
+    epoch: int
 
 
 class Reader:
@@ -81,7 +82,7 @@ class Reader:
         if entry is None:
             return "miss"
         object_id, size, digest, _, places = entry
-        return Found(object_id, size, digest, places, asked_ms)
+        return Found(object_id, size, digest, places, asked_ms, answer[1][0])
 
     async def exists(self, key: bytes) -> bool | None:
         """Asks, and judges a yes."""
@@ -115,7 +116,7 @@ class Reader:
         """The bytes of one place; with the state word read after them, None when the word says otherwise."""
         client = self._client
         segment, offset, slot = place
-        remote = await client.remote(segment)
+        remote = await client.remote(found.epoch, segment)
         if remote is None:
             return None
         parts = [ReadPart(segment, offset, found.size)]
@@ -150,7 +151,7 @@ class Reader:
         if not isinstance(found, Found):
             return "miss"
         for segment, offset, slot in found.places:
-            remote = await client.remote(segment)
+            remote = await client.remote(found.epoch, segment)
             engine = client.mapped(remote) if remote is not None else None
             if remote is None or engine is None:
                 continue

@@ -121,6 +121,9 @@ class Watch:
         for segment, gauges in self._gauges(master).items():
             if state.segments[segment].state == NodeState.ACTIVE and any(gauges[2:]):
                 return f"segment {segment} is not at rest: {gauges}"
+        core = master.leader.core
+        if core.durable != core.counters.last_fact:
+            return "facts wait for the journal"
         if not state.settled:
             return "the state is not settled"
         return ""

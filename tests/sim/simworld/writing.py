@@ -33,13 +33,13 @@ class Writer:
             # Nothing was written: at worst an open put that its deadline ends.
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             return "failed"
-        _, _, put_id, remaining_ms, entries = answer[1]
+        epoch, _, put_id, remaining_ms, entries = answer[1]
         code, places = entries[0]
         if code != STORED:
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             return {EXISTS: "exists", NO_SPACE: "no space"}.get(code, "failed")
         stop_at_ms = asked_ms + remaining_ms * 9 // 10
-        written = await self._write_all(places, content, tag, stop_at_ms)
+        written = await self._write_all(places, content, tag, (epoch, stop_at_ms))
         if not any(one is True for one in written):
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             if all(one is False for one in written):
@@ -66,23 +66,23 @@ class Writer:
         return {STORED: "stored", EXISTS: "exists"}.get(code, "failed")
 
     async def _write_all(
-        self, places: list[list[Any]], content: bytes, tag: int, stop_at_ms: int
+        self, places: list[list[Any]], content: bytes, tag: int, term: tuple[int, int]
     ) -> list[bool | None]:
         """True, False (refused, or never posted) or None (nobody knows) for each place."""
         results: list[Future[bool | None]] = []
         for place in places:
             result: Future[bool | None] = Future()
             results.append(result)
-            self._client.process.spawn(self._write_one(place, content, tag, (stop_at_ms, result)))
+            self._client.process.spawn(self._write_one(place, content, tag, (*term, result)))
         return [await result for result in results]
 
     async def _write_one(
-        self, place: list[Any], content: bytes, tag: int, until: tuple[int, Future[bool | None]]
+        self, place: list[Any], content: bytes, tag: int, term: tuple[int, int, Future[bool | None]]
     ) -> None:
-        stop_at_ms, result = until
+        epoch, stop_at_ms, result = term
         client = self._client
         segment, offset, _, grant = place
-        remote = await client.remote(segment)
+        remote = await client.remote(epoch, segment)
         if remote is not None:
             client.around.watch.granted(remote.endpoint, place, len(content), tag)
         engine = client.mapped(remote) if remote is not None else None
