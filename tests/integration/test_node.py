@@ -158,8 +158,8 @@ def test_a_grant_is_over_with_its_deadline() -> None:
 
         until(refused)
         assert pool.counter("grants_over") + pool.counter("grants_denied") >= 1
-        assert pool.caller.end(put_id, PAYLOAD)[0] in (3, 4)
         until(pool.caller.at_rest, pool.caller.gauges)
+        assert pool.caller.end(put_id, PAYLOAD)[0] in (3, 4)
         assert refused()
     finally:
         pool.close()
@@ -202,7 +202,8 @@ def test_views_are_counted_and_refused(pool: Pool) -> None:
         ask = [[segment, slot, object_id], [segment, slot, object_id + 1], [segment + 9, slot, object_id]]
         assert client.call("view_open", [ask]) == b"\1\0\0"
         assert client.call("view_close", [[[segment, slot, object_id]] * 2]) == 1
-        for wrong in ([], [1], [[[segment, slot]]], [[[segment, slot, -1]]], [[{}]], [ask, ask]):
+        wrongs: list[list[Any]] = [[], [1], [[[segment, slot]]], [[[segment, slot, -1]]], [[{}]], [ask, ask]]
+        for wrong in wrongs:
             with pytest.raises(RpcError, match="BAD_PARAMS"):
                 client.call("view_open", wrong)
         with pytest.raises(RpcError, match="UNKNOWN_METHOD"):
@@ -232,6 +233,12 @@ def test_garbage_at_the_view_endpoint_hurts_nobody_else(pool: Pool) -> None:
         assert healthy.call("view_open", [[[place[0], place[2], object_id]]]) == b"\1"
 
 
+def wait_for_rounds(pool: Pool, count: int) -> None:
+    """Until so many more times somebody was asked to settle."""
+    wanted = pool.counter("settle_rounds") + count
+    until(lambda: pool.counter("settle_rounds") >= wanted, pool.caller.gauges)
+
+
 def test_a_stopped_writer_keeps_its_extent_until_it_settles_or_dies() -> None:
     pool = Pool({"put_ms": 100, "suspect_ms": 300, "dead_ms": 60_000}, settle_timeout_ms=50)
     try:
@@ -240,8 +247,7 @@ def test_a_stopped_writer_keeps_its_extent_until_it_settles_or_dies() -> None:
                 assert said == "0 shm"
                 process.send_signal(signal.SIGSTOP)
                 # The put ran out, it was asked to settle more than once, and says nothing.
-                wanted = pool.counter("settle_rounds") + 3
-                until(lambda wanted=wanted: pool.counter("settle_rounds") >= wanted, pool.caller.gauges)
+                wait_for_rounds(pool, 3)
                 assert pool.caller.gauges()["quarantined"] == 4096
                 process.send_signal(ending)
                 until(pool.caller.at_rest, pool.caller.gauges)
