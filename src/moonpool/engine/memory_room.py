@@ -67,6 +67,6 @@ def _number(path: Path) -> int | None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="ascii", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
