@@ -116,6 +116,11 @@ class GroupQueue:
         self.epoch = epoch
 
     @property
+    def lingers(self) -> bool:
+        """Facts are here that are in no group yet."""
+        return bool(self._facts)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits for an answer or to be sent."""
         return not (self._facts or self._cut or self._sent)

@@ -36,7 +36,8 @@ class Mailbox:
         self._wake = wake
         self._facts: deque[Appended] = deque()
         self._notices: deque[Notice] = deque()
-        self._term = 0
+        #: The term that was taken last.
+        self.term = 0
         self._bytes_put = 0  # written by the loop thread
         self._bytes_taken = 0  # written by the journal's thread
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -52,10 +53,9 @@ class Mailbox:
     # -- the loop thread
 
     def put_facts(self, first: int, facts: Sequence[bytes], now_ms: int, *, urgent: bool) -> None:
-        """Queues facts of the term that was taken last, and wakes the other side."""
+        """Queues facts of the term that was taken last; wakes nobody."""
         self._bytes_put += sum(map(len, facts))
-        self._facts.append(Appended(self._term, first, facts, now_ms, urgent))
-        self.poke()
+        self._facts.append(Appended(self.term, first, facts, now_ms, urgent))
 
     def take_notices(self) -> list[Notice]:
         """All notices, in order; an `Elected` begins the term that facts are put for."""
@@ -63,7 +63,7 @@ class Mailbox:
         while self._notices:
             notice = self._notices.popleft()
             if isinstance(notice, Elected):
-                self._term = notice.term
+                self.term = notice.term
             taken.append(notice)
         return taken
 

@@ -50,6 +50,9 @@ class MemoryJournal:
         self._bytes += sum(map(len, facts))
         self.durable = first_sequence + len(facts) - 1
 
+    def service(self) -> None:
+        """There is nobody to hear."""
+
     def room(self) -> bool:
         """Always: nothing is kept."""
         return True

@@ -19,7 +19,7 @@ from moonpool.store.journal_config import JournalConfig
 from moonpool.store.journal_fork import SnapshotChild
 from moonpool.store.journal_reader import JournalReader
 from moonpool.store.journal_term import Published, Term
-from moonpool.store.redis_link import RedisLink
+from moonpool.store.redis_link import RedisAddress, RedisLink
 from moonpool.store.redis_scripts import Keys
 from moonpool.store.snapshots import SnapshotAbout, SnapshotPlace, snapshot_keys
 from moonpool.store.state import State
@@ -88,16 +88,38 @@ class SnapshotDuty:
         self._next_ns = now_ns + self._config.snapshot_every_ms * NS_PER_MS
 
     def work(self, term: Term, link: RedisLink, now_ns: int) -> bool:
-        """Goes on with what is due; True when the loop thread is to be asked for a snapshot."""
+        """Goes on with what is due; True when a snapshot is to be prepared."""
         self._appended = term.appended_bytes
         with self._lock:
-            if self._stage is _Stage.IDLE and self._wanted(now_ns):
-                return self._prepare(term, link, now_ns)
+            if self._stage is _Stage.IDLE:
+                return self._wanted(now_ns)
             if self._stage in (_Stage.ASKED, _Stage.WRITING):
                 self._look(now_ns)
             if self._stage is _Stage.WRITTEN:
                 self._publish(term, link, now_ns)
         return False
+
+    def prepare(self, address: RedisAddress, epoch: int, now_ns: int) -> bool:
+        """Connects for the child; True when the loop thread is to be asked for a snapshot. May wait."""
+        problem = ""
+        link = None
+        try:
+            link = RedisLink(address, self._config.timeout_ms)
+        except MoonpoolError as exc:
+            problem = str(exc)
+        with self._lock:
+            self._begun_ns = now_ns
+            self._next_ns = now_ns + max(_AGAIN_NS, self._config.snapshot_every_ms * NS_PER_MS)
+            if link is None:
+                self._fail(problem, now_ns)
+                return False
+            self._link = link
+            number = epoch * _PER_EPOCH + self._taken + self._failed + 1
+            self._place = SnapshotPlace(
+                self._keys, number, self._config.snapshot_piece_bytes, self._config.snapshot_timeout_ms
+            )
+            self._stage = _Stage.ASKED
+        return True
 
     def due_in_ns(self, now_ns: int) -> int:
         """How long until `work` has something to do."""
@@ -154,21 +176,6 @@ class SnapshotDuty:
 
     def _failed_lately(self, now_ns: int) -> bool:
         return self._begun_ns + _AGAIN_NS > now_ns and self._failed > 0
-
-    def _prepare(self, term: Term, link: RedisLink, now_ns: int) -> bool:
-        self._begun_ns = now_ns
-        self._next_ns = now_ns + max(_AGAIN_NS, self._config.snapshot_every_ms * NS_PER_MS)
-        number = term.queue.epoch * _PER_EPOCH + self._taken + self._failed + 1
-        try:
-            self._link = RedisLink(link.address, self._config.timeout_ms)
-        except MoonpoolError as exc:
-            self._fail(str(exc), now_ns)
-            return False
-        self._place = SnapshotPlace(
-            self._keys, number, self._config.snapshot_piece_bytes, self._config.snapshot_timeout_ms
-        )
-        self._stage = _Stage.ASKED
-        return True
 
     def _look(self, now_ns: int) -> None:
         if self._child is not None and self._child.done():

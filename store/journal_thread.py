@@ -33,7 +33,7 @@ from moonpool.store.journal_mailbox import Mailbox
 from moonpool.store.journal_reader import JournalReader
 from moonpool.store.journal_snapshots import SnapshotDuty
 from moonpool.store.journal_term import Term, connect_link, poll_ms
-from moonpool.store.leadership import Candidacy, Lease, Vacancy, describe, elect, watch
+from moonpool.store.leadership import FORGOTTEN_EPOCHS_MAX, Candidacy, Lease, Vacancy, describe, elect, watch
 from moonpool.store.private_redis import PrivateRedis
 from moonpool.store.redis_link import RedisAddress, RedisLink
 from moonpool.store.redis_resp import RedisRefusal
@@ -258,7 +258,11 @@ class RedisJournal:
         asked_ns = self._clock.now_ns()
         new_journal = os.urandom(16).hex().encode()
         candidacy = Candidacy(self._token, self._about, self.config.lease_ms, new_journal)
-        won = elect(link, self._keys, candidacy, self._reader.epoch)
+        above = self._reader.epoch
+        if self._reader.state.run not in ("", link.run_id):
+            # Another run of Redis may have forgotten the last elections: no epoch may be given twice.
+            above += FORGOTTEN_EPOCHS_MAX
+        won = elect(link, self._keys, candidacy, above)
         if won is None:
             return None
         term = Term(

@@ -153,7 +153,8 @@ class Master:
         wake = self._port.wake
         if self.config.journal.address == MEMORY_ADDRESS:
             return MemoryJournal(identity, lambda: self._make_tables().objects, wake)
-        return RedisJournal(self.config.journal, identity, lambda: self._make_tables().objects, wake)
+        native = self._port.native
+        return RedisJournal(self.config.journal, identity, lambda: self._make_tables().objects, wake, native)
 
     def _run(self) -> None:
         try:

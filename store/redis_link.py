@@ -1,8 +1,8 @@
 """One connection to Redis that can pipeline: RESP2 over tcp, TLS or a unix socket, with a bound on each wait.
 
-The journal sends group after group without waiting for the answers, from one thread that also listens to
-its queue; so this class shows its descriptor, sends packed commands, and gives the answers that have come.
-It is also a plain blocking client (`call`) for everything else that the journal does. Not thread-safe.
+The journal sends group after group without waiting for the answers; so this class shows its descriptor,
+sends packed commands, gives the answers that have come, and waits for nothing in any of these. It is also
+a plain blocking client (`call`) for everything else that the journal does. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from moonpool.errors import AccessDenied, ProtocolError, UsageError
+from moonpool.errors import AccessDenied, InternalError, ProtocolError, UsageError
 from moonpool.store.errors import JournalUnavailable
 from moonpool.store.redis_resp import Answer, AnswerParser, RedisRefusal, Script, pack_command, pack_script
 from moonpool.units import KIB, MS_PER_S
@@ -26,6 +26,7 @@ REDIS_SCHEMES: Final = ("redis", "rediss", "redis+unix", "unix")
 _PORT: Final = 6379
 _READ_BYTES: Final = 256 * KIB
 _UNIX_PATH_MAX: Final = 108
+_NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @final
@@ -86,6 +87,7 @@ class RedisLink:
         self.address = address
         self.timeout_ms = timeout_ms
         self._parser = AnswerParser()
+        self._out = bytearray()
         #: Answers that commands already sent still owe.
         self.owed = 0
         try:
@@ -93,6 +95,7 @@ class RedisLink:
         except OSError as exc:
             raise self._away(f"cannot connect: {exc}") from exc
         try:
+            self._socket.setblocking(False)
             self._greet(scripts)
         except BaseException:
             self.close()
@@ -142,32 +145,46 @@ class RedisLink:
         """Closes the socket; idempotent."""
         self._socket.close()
 
+    @property
+    def unsent(self) -> bool:
+        """Some of what was sent waits here, since the socket took no more: wait for POLLOUT, then `flush`."""
+        return bool(self._out)
+
     def send(self, packed: bytes, answers: int = 1) -> None:
-        """Sends packed commands that will get so many answers; waits only while the socket takes nothing."""
+        """Sends packed commands that will get so many answers; never waits (see `unsent`)."""
         self.owed += answers
+        self._out += packed
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the socket takes now."""
         try:
-            self._socket.sendall(packed)
+            while self._out:
+                del self._out[: self._socket.send(self._out)]
+        except _NOT_NOW:
+            pass
         except OSError as exc:
             raise self._away(f"cannot send: {exc}") from exc
 
     def receive(self) -> list[Answer]:
-        """The answers that have come, without waiting; call when the descriptor is readable."""
+        """The answers that have come; never waits."""
         answers: list[Answer] = []
-        while True:
-            try:
-                data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT if not self.address.tls else 0)
-            except BlockingIOError:
-                break
-            except (ssl.SSLWantReadError, OSError) as exc:
-                raise self._away(f"cannot receive: {exc}") from exc
-            if not data:
-                raise self._away("it closed the connection")
-            try:
+        try:
+            while True:
+                data = self._socket.recv(_READ_BYTES)
+                if not data:
+                    raise self._away("it closed the connection")
                 answers += self._parser.feed(data)
-            except ProtocolError as exc:
-                raise self._away(exc.message) from exc
-            if len(data) < _READ_BYTES and not self._pending_tls():
-                break
+                if len(data) < _READ_BYTES and not self._pending_tls():
+                    break
+        except _NOT_NOW:
+            pass
+        except ProtocolError as exc:
+            raise self._away(exc.message) from exc
+        except OSError as exc:
+            if isinstance(exc, JournalUnavailable):
+                raise
+            raise self._away(f"cannot receive: {exc}") from exc
         self.owed -= len(answers)
         return answers
 
@@ -189,16 +206,18 @@ class RedisLink:
 
     def exchange(self, packed: bytes, count: int, timeout_ms: int = 0) -> list[Answer]:
         """Sends a pipeline and waits for its answers; the first refusal is raised after all have come."""
-        assert self.owed == 0, "a blocking call amid a pipeline would take its answers"
+        if self.owed:
+            raise InternalError("a blocking call amid a pipeline would take its answers; please report this")
         self.send(packed, count)
         end = time.monotonic() + (timeout_ms or self.timeout_ms) / MS_PER_S
         answers: list[Answer] = []
         poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
         while len(answers) < count:
+            poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
             left = end - time.monotonic()
             if left <= 0 or not (self._pending_tls() or poller.poll(left * MS_PER_S)):
                 raise self._away(f"no answer within {timeout_ms or self.timeout_ms} ms")
+            self.flush()
             answers += self.receive()
         for answer in answers:
             if isinstance(answer, RedisRefusal):
