@@ -29,8 +29,8 @@ cdef extern from "ghosts.h" nogil:
 cdef enum:
     USES = 3                  # the bits of PlaceRecord.uses that count, and the most they count
     CHOSEN_USE = 0x80         # named as a victim: leaves a ghost if it goes
-    USES_TO_MOVE = 1
-    SMALL_SHARE = 10
+    USES_TO_MOVE = 0            # as in queues_reference.py, which says why
+    SMALL_SHARE = 2
     MAIN_ROUNDS = 4
 
 
