@@ -12,7 +12,7 @@ from moonpool.store.effects import EffectQueue
 from moonpool.store.errors import BadParams, NotReady, Overloaded
 from moonpool.store.holds import Needs
 from moonpool.store.leader_core import LeaderCore
-from moonpool.store.leader_nodes import Nodes
+from moonpool.store.leader_nodes import COMING, Nodes
 from moonpool.store.outputs import Bind, Reply
 from moonpool.store.params import array, name_text, number, raw
 from moonpool.store.records import (
@@ -206,7 +206,7 @@ class Joins:
         for segment_id, slot in released:
             self._nodes.released(join, segment_id, slot)
         node = core.state.nodes[join.node_id]
-        if node.state == NodeState.SUSPECT:
+        if node.state in COMING:
             self._nodes.activate()
         return [core.counters.epoch]
 

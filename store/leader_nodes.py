@@ -18,7 +18,8 @@ from moonpool.store.records import (
 from moonpool.store.segment_space import SegmentSpace
 from moonpool.store.sessions import Join
 
-_COMING: Final = (NodeState.JOINING, NodeState.SUSPECT)
+#: States from which a node that is here and has reported becomes active.
+COMING: Final = (NodeState.JOINING, NodeState.SUSPECT)
 #: What becomes of a segment's state when its node's changes; of other states nothing does.
 _FOLLOWS: Final = {
     NodeState.ACTIVE: frozenset({NodeState.SUSPECT}),
@@ -103,9 +104,9 @@ class Nodes:
             if join.reporting or silent_ms >= core.config.suspect_ms:
                 continue
             for record in list(core.state.segments.values()):
-                if record.node_id == join.node_id and record.state in _COMING:
+                if record.node_id == join.node_id and record.state in COMING:
                     self.set_segment(record, NodeState.ACTIVE)
-            if core.state.nodes[join.node_id].state in _COMING:
+            if core.state.nodes[join.node_id].state in COMING:
                 core.commit(facts.NodeStateSet(join.node_id, NodeState.ACTIVE))
         core.reschedule()
         core.space_came = True

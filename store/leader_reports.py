@@ -76,6 +76,7 @@ class Reports:
         except ProtocolError as exc:
             raise BadParams(exc.message, field="entries") from exc
         core.check_may_change()
+        self._nodes.heard_ms[join.node_id] = core.now_ms
         join.reporting[segment_id] = page + 1
         if page == 0:
             join.confirmed[segment_id] = bytearray(space.slot_count)

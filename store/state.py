@@ -220,6 +220,9 @@ class State:
             for record in self.segments.values():
                 if record.state in SEEN_STATES:
                     self.segments[record.segment_id] = record._replace(state=NodeState.JOINING)
+            for node in self.nodes.values():
+                if node.state in SEEN_STATES:
+                    self.nodes[node.node_id] = node._replace(state=NodeState.JOINING)
             self.segments_version += 1
 
     def _settled(self, _fact: facts.Settled) -> None:
