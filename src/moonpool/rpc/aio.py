@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -73,15 +74,19 @@ class AsyncRpcClient:
         greeted = await asyncio.to_thread(
             dial_server, address, instance=instance or new_instance_id(), secret=secret, limits=limits
         )
-        greeted.sock.setblocking(False)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: client._link, sock=greeted.sock)
+            await client.attach(greeted.sock)
         except BaseException:
             greeted.close()
             raise
         if greeted.pidfd is not None:
             os.close(greeted.pidfd)
         return client
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Takes a socket whose hello is done; `connect` does it."""
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: self._link, sock=sock)
 
     @property
     def closed_reason(self) -> Status | None:
