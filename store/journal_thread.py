@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import select
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from moonpool.store.journal_mailbox import Mailbox
 from moonpool.store.journal_reader import JournalReader
 from moonpool.store.journal_snapshots import SnapshotDuty
 from moonpool.store.journal_term import Term, connect_link, poll_ms
-from moonpool.store.leadership import FORGOTTEN_EPOCHS_MAX, Candidacy, Lease, Vacancy, describe, elect, watch
+from moonpool.store.leadership import EPOCHS_SKIPPED_MAX, Candidacy, Lease, Vacancy, describe, elect, watch
 from moonpool.store.private_redis import PrivateRedis
 from moonpool.store.redis_link import RedisAddress, RedisLink
 from moonpool.store.redis_resp import RedisRefusal
@@ -260,8 +261,9 @@ class RedisJournal:
         candidacy = Candidacy(self._token, self._about, self.config.lease_ms, new_journal)
         above = self._reader.epoch
         if self._reader.state.run not in ("", link.run_id):
-            # Another run of Redis may have forgotten the last elections: no epoch may be given twice.
-            above += FORGOTTEN_EPOCHS_MAX
+            # Another run of Redis may have forgotten the last elections, and no epoch may be given twice: an
+            # object id would mean two objects. By chance, for what was forgotten may have begun here too.
+            above += 1 + secrets.randbelow(EPOCHS_SKIPPED_MAX)
         won = elect(link, self._keys, candidacy, above)
         if won is None:
             return None

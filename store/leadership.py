@@ -34,6 +34,8 @@ from moonpool.units import NS_PER_MS
 #: The part of its lease in which a leader answers; the rest is for what is on its way.
 _ANSWERING_PERCENT: Final = 90
 _ENDPOINTS_MAX: Final = 16
+#: How many epochs are skipped at most where Redis may have forgotten some.
+EPOCHS_SKIPPED_MAX: Final = 1_024
 
 
 class Holder(NamedTuple):

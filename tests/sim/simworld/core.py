@@ -55,7 +55,7 @@ def make_state(options: CoreOptions) -> tuple[State, Tables]:
 def make_leader(
     options: CoreOptions, made: tuple[State, Tables], term: tuple[int, int, str, int], seed: int
 ) -> Leader:
-    """A leader over a followed state; `term` is its epoch, the cluster time, its name and the run of Redis."""
+    """A leader over a followed state; `term`: its epoch, the cluster time, its name, the run of Redis."""
     state, tables = made
     epoch, now_ms, name, run_id = term
     chance = random.Random(seed)

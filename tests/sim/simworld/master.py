@@ -16,6 +16,7 @@ import msgpack
 
 from moonpool.store.journal_groups import GroupQueue
 from moonpool.store.leader import Leader
+from moonpool.store.leadership import EPOCHS_SKIPPED_MAX
 from moonpool.store.state import State
 from moonpool.store.table_factory import Tables
 from simworld.calls import as_sent
@@ -112,7 +113,10 @@ class Master:
     async def _stand(self, link: RedisLink, follower: Follower) -> bool:
         """Stands for election; True when this process's turn at the journal is over."""
         asked_ms = self.process.clock.now_ms()
-        reply = await link.call("elect", self.name, self._options.lease_ms, follower.epoch)
+        above = follower.epoch
+        if follower.run_id is not None and follower.state.run not in ("", f"run{follower.run_id}"):
+            above += 1 + self.process.loop.chance.randrange(EPOCHS_SKIPPED_MAX)
+        reply = await link.call("elect", self.name, self._options.lease_ms, above)
         if reply is None or not follower.belongs(reply.run_id):
             return True
         if reply.result is None:

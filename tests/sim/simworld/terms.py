@@ -15,13 +15,13 @@ class Follower:
         self.state, self.tables = made
         self.applied = 0
         self.epoch = 0
-        self._run_id: int | None = None
+        self.run_id: int | None = None
 
     def belongs(self, run_id: int) -> bool:
         """Whether this is the run that was followed so far; the first one counts."""
-        if self._run_id is None:
-            self._run_id = run_id
-        return self._run_id == run_id
+        if self.run_id is None:
+            self.run_id = run_id
+        return self.run_id == run_id
 
     def apply(self, groups: tuple[Group, ...]) -> bool:
         """Applies groups that follow; False when they do not."""
