@@ -40,33 +40,64 @@ def started_workers(
         yield workers
 
 
+class Turns:
+    """Which request may begin: in order, and none before those that it follows.
+
+    A request follows the one that is the first to have one of its blocks: a user's next turn begins with
+    the turn before, and is not sent until that one is answered. Pure.
+    """
+
+    def __init__(self, chains: Sequence[Sequence[int]]) -> None:
+        self._chains = chains
+        self._next = 0
+        self._open: set[int] = set()
+        first: dict[int, int] = {}
+        self._follows = [
+            {first.setdefault(block, number) for block in chain} - {number}
+            for number, chain in enumerate(chains)
+        ]
+
+    def take(self) -> tuple[int, Sequence[int]] | None:
+        """The next request, which is open from now on; None while it must wait, and after the last."""
+        number = self._next
+        if number == len(self._chains) or self._follows[number] & self._open:
+            return None
+        self._next += 1
+        self._open.add(number)
+        return number, self._chains[number]
+
+    def end(self, number: int) -> None:
+        """The request is answered."""
+        self._open.discard(number)
+
+    @property
+    def over(self) -> bool:
+        """True when all were taken and answered."""
+        return self._next == len(self._chains) and not self._open
+
+
 def replay(workers: Sequence[ChildProcess], chains: Sequence[Sequence[int]], tally: ReplayTally) -> None:
-    """Replays all chains: each worker has one request at a time and gets the next one in order when done.
+    """Replays all chains: each worker has one request at a time, and they begin in order.
 
     Adds to `tally` after each answer. Raises `PeerStalled` or `PeerGone` for a worker that does not answer.
     """
-    waiting = iter(enumerate(chains))
+    turns = Turns(chains)
+    idle = list(workers)
     with selectors.DefaultSelector() as selector:
-        busy = 0
         for worker in workers:
             selector.register(worker.fd, selectors.EVENT_READ, worker)
-            busy += give_next(worker, waiting)
-        while busy:
+        while not turns.over:
+            while idle and (turn := turns.take()) is not None:
+                idle.pop().say([turn[0], list(turn[1])])
             ready = selector.select(ANSWER_S)
             if not ready:
                 raise PeerStalled("no worker of the demo answers", timeout_ms=ANSWER_S * 1e3)
             for key, _ in ready:
                 for line in key.data.ready_lines():
-                    tally.add(RequestOutcome.from_list(line))
-                    busy += give_next(key.data, waiting) - 1
-
-
-def give_next(worker: ChildProcess, waiting: Iterator[tuple[int, Sequence[int]]]) -> int:
-    """Gives a worker the next request; returns how many it got, 1 or at the end 0."""
-    for number, chain in waiting:
-        worker.say([number, list(chain)])
-        return 1
-    return 0
+                    outcome = RequestOutcome.from_list(line)
+                    tally.add(outcome)
+                    turns.end(outcome.number)
+                    idle.append(key.data)
 
 
 def ask_transports(workers: Sequence[ChildProcess]) -> dict[str, dict[str, int]]:

@@ -73,7 +73,7 @@ class ReplayWorker:
         outcome.found = bytes(found)
         missing = [place for place in range(len(chain)) if not found[place]]
         for window in windows(len(missing)):
-            self._write([hashes[missing[each]] for each in window], outcome)
+            self._write([hashes[missing[each]] for each in reversed(window)], outcome)
         return outcome
 
     def _read(
@@ -84,6 +84,8 @@ class ReplayWorker:
         results = self._pool.get_into_many([key_of(hashes[place]) for place in window], outs)
         outcome.get_us.append((time.perf_counter_ns() - started) / NS_PER_US)
         for place, result, out in zip(window, results, outs, strict=True):
+            if result.error is not None:
+                raise result.error
             if not result.hit:
                 continue
             found[place] = 1
@@ -99,6 +101,8 @@ class ReplayWorker:
         results = self._pool.put_many([key_of(each) for each in hashes], places)
         outcome.put_us.append((time.perf_counter_ns() - started) / NS_PER_US)
         for result in results:
+            if result.error is not None:
+                raise result.error
             outcome.puts[PUT_OUTCOMES.index(result.status.name.lower())] += 1
 
     def transports(self) -> dict[str, dict[str, int]]:
@@ -118,9 +122,9 @@ class ReplayWorker:
 
 
 def windows(count: int) -> Iterator[range]:
-    """Places from the last to the first, at most `WINDOW_BLOCKS` at once."""
+    """Places in windows of at most `WINDOW_BLOCKS`, the last window first."""
     for end in range(count, 0, -WINDOW_BLOCKS):
-        yield range(end - 1, max(end - WINDOW_BLOCKS, 0) - 1, -1)
+        yield range(max(end - WINDOW_BLOCKS, 0), end)
 
 
 def say(value: object) -> None:
