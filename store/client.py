@@ -15,6 +15,7 @@ from moonpool.store.client_calls import Calls, Key, Removal, policy_of
 from moonpool.store.client_config import ClientConfig
 from moonpool.store.client_io import BlockingIo, run_now
 from moonpool.store.client_parts import PoolParts, build_parts, settle
+from moonpool.store.client_quick import Quick
 from moonpool.store.client_results import GetResult, Listed, PutPolicy, PutResult
 from moonpool.store.keys import as_key
 from moonpool.store.records import Pin, RemoveCode
@@ -30,6 +31,9 @@ class Pool:
     def __init__(self, parts: PoolParts) -> None:
         self._parts = parts
         self._calls: Calls = parts.calls
+        self._quick = Quick(parts.context, parts.calls.reader)
+        self._put_wait_ms = parts.context.config.put_wait_ms
+        self._verifies_fully = parts.context.config.verify in ("full", "range")
         self._closing = threading.Lock()
 
     # ---- put -----------------------------------------------------------------------------------------------
@@ -49,6 +53,11 @@ class Pool:
         keywords are those of `PutPolicy`: replicas, pin, group, object_type, preferred, need_all, ...
         `wait_ms` is how long to wait for space.
         """
+        if policy is None and not settings:
+            waits = self._put_wait_ms if wait_ms is None else wait_ms
+            quick = self._quick.put(key, data, waits)
+            if quick is not None:
+                return quick
         return self._run(self._calls.put(key, data, policy_of(policy, settings), wait_ms))
 
     def put_many(
@@ -85,6 +94,10 @@ class Pool:
         """
         if offset or length is not None:
             return self._run(self._calls.get_range(key, (offset, length), verify))
+        if verify is None and self._verifies_fully:
+            quick = self._quick.get(key)
+            if quick is not None:
+                return quick if isinstance(quick, Value) else None
         return self._run(self._calls.get_many([key], verify))[0]
 
     def get_many(self, keys: Sequence[Key], *, verify: str | None = None) -> list[Value | None]:
@@ -107,6 +120,10 @@ class Pool:
         """
         if offset or length is not None:
             return self._run(self._calls.get_range_into(key, destination, (offset, length), verify))
+        if verify is None and self._verifies_fully:
+            quick = self._quick.get_into(key, destination)
+            if quick is not None:
+                return quick
         return self._run(self._calls.get_into(key, destination, verify))
 
     def get_into_many(
@@ -119,7 +136,8 @@ class Pool:
 
     def exists(self, key: Key) -> bool:
         """True when the key has a complete object."""
-        return self._run(self._calls.exists_many([key]))[0]
+        quick = self._quick.exists(key)
+        return self._run(self._calls.exists_many([key]))[0] if quick is None else quick
 
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """`exists` for many keys with one message."""

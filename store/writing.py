@@ -192,6 +192,9 @@ class Attempt:
     async def _write(self) -> None:
         """Writes every copy, and computes the digests: in a group's copy where it holds all keys."""
         groups = list(self._groups.values())
+        if time.monotonic_ns() >= self._stop_ns:
+            self._post_nothing(groups)
+            return
         total = sum(span.total for span in self._spans)
         whole = [group for group in groups if len(group.slices) == len(self._keys)]
         in_copy = whole[0] if whole and total >= _HASH_IN_COPY_BYTES else None
@@ -213,6 +216,14 @@ class Attempt:
             self._roots = b"".join(roots[16 * i : 16 * i + 16] for i in order)
         else:
             self._roots, self._chunks = self._hash()
+
+    def _post_nothing(self, groups: Sequence[PutGroup]) -> None:
+        """The deadline passed before anything could be posted."""
+        late = DeadlinePassed("the put's deadline passed before its bytes could be written; put it again")
+        for group in groups:
+            for one in group.slices:
+                self._statuses[one.number][one.place] = _NOT_POSTED
+                self._errors[one.number] = late
 
     def _hash(self) -> tuple[bytes, list[bytes]]:
         addresses, lengths, first = array("Q"), array("Q"), array("Q", [0])
@@ -289,12 +300,37 @@ class Attempt:
         return refusal(code)
 
     async def _look_whether_stored(self, number: int) -> PutResult | None:
-        """The connection broke around `put_end`: did it count? The same bytes under the key are as good."""
-        found = (await self._context.link.lookup([self._keys[number]], 0)).entry(0)
         root = self._roots[16 * number : 16 * number + 16]
-        if found is not None and found[2] == root and found[1] == self._spans[number].total:
-            return PutResult(PutStatus.STORED, found[0], len(found[4]))
-        return None
+        return await look_whether_stored(self._context, self._keys[number], self._spans[number].total, root)
+
+
+class Written(NamedTuple):
+    """An object whose only copy was written, and whose `put_end` was not answered."""
+
+    key: bytes
+    size: int
+    put_id: int
+    joins: int
+    root: bytes
+    chunks: bytes
+
+
+async def end_written(context: Context, written: Written) -> PutResult | None:
+    """Ends a put again, on whichever connection there is; None when it must be put anew."""
+    reply = await context.link.put_end(written.put_id, [0], written.root, [written.chunks])
+    code, object_id = reply.entry(0)
+    if code == EntryCode.OK:
+        return PutResult(PutStatus.STORED, object_id, 1)
+    # Either the first message came through, or the put went with its connection.
+    return await look_whether_stored(context, written.key, written.size, written.root)
+
+
+async def look_whether_stored(context: Context, key: bytes, size: int, root: bytes) -> PutResult | None:
+    """Did a `put_end` count whose reply was lost? The same bytes under the key are as good."""
+    found = (await context.link.lookup([key], 0)).entry(0)
+    if found is not None and found[2] == root and found[1] == size:
+        return PutResult(PutStatus.STORED, found[0], len(found[4]))
+    return None
 
 
 @final

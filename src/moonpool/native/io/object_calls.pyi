@@ -21,7 +21,7 @@ def write_object(
     offset: int,
     length: int,
     grant: bytes,
-    timeout_ns: int,
+    deadline_ns: int,
 ) -> tuple[int, bytes, bytes]: ...
 @final
 class Plan:

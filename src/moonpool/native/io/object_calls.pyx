@@ -39,12 +39,12 @@ cdef enum:
     PLAN_LEFT = 2
 
 
-cdef int carry_one(NativeSegment segment, mp_batch* batch, uint64_t timeout_ns) except -1:
+cdef int carry_one(NativeSegment segment, mp_batch* batch, uint64_t deadline_ns) except -1:
     """Drive a batch of one trusted transfer that lies on the stack: its status."""
     cdef uint32_t index = <uint32_t>batch.region[0]
     batch.trusted = 1
     batch.started_ns = mp_now_ns()
-    batch.deadline_ns = batch.started_ns + timeout_ns
+    batch.deadline_ns = deadline_ns
     if batch.length[0] <= QUICK_BYTES and index < segment.raw.capacity and segment.raw.slots[index].map != NULL:
         segment_run(segment.raw, batch)
     else:
@@ -72,7 +72,7 @@ def read_object(NativeSegment segment not None, uint64_t local, uint64_t region,
     batch.region = &region
     batch.offset = &offset
     batch.length = &length
-    status = carry_one(segment, &batch, timeout_ns)
+    status = carry_one(segment, &batch, mp_now_ns() + timeout_ns)
     batch_off_stack(&batch)
     if status != COMPLETE or root is None:
         return status
@@ -95,10 +95,10 @@ def read_object(NativeSegment segment not None, uint64_t local, uint64_t region,
 
 
 def write_object(NativeSegment segment not None, uint64_t local, uint64_t region, uint64_t offset, uint64_t length,
-                 bytes grant not None, uint64_t timeout_ns) -> tuple:
+                 bytes grant not None, uint64_t deadline_ns) -> tuple:
     """Write one object from memory of the caller's: (status, root, chunk digests), hashed in the copy.
 
-    `grant` has 24 bytes, or none.
+    `grant` has 24 bytes, or none. Nothing is begun after `deadline_ns` (CLOCK_MONOTONIC).
     """
     cdef mp_batch batch
     cdef uint8_t mark = PENDING
@@ -126,7 +126,7 @@ def write_object(NativeSegment segment not None, uint64_t local, uint64_t region
     batch.digest_at = at
     if len(grant):
         batch.grants = <uint8_t*>shown
-    status = carry_one(segment, &batch, timeout_ns)
+    status = carry_one(segment, &batch, deadline_ns)
     batch_off_stack(&batch)
     root_of(chunk, n, root)
     try:
