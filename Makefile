@@ -41,6 +41,7 @@ format: build  ## rewrite the Python sources in the house style
 
 docs: build  ## write the generated pages of docs/ anew
 	$(BIN)/python .ci/configuration_page.py docs/configuration.md
+	$(BIN)/python .ci/rpc_page.py docs/rpc.md
 
 bench: build  ## micro-benchmarks of kernels and codecs, then a short engine run
 	$(BIN)/pytest tests/perf --benchmark-only

@@ -1,4 +1,4 @@
-"""Frames of the store's MessagePack-RPC: the sans-I/O reference codec of docs/wire/rpc.md.
+"""Frames of the store's MessagePack-RPC: the sans-I/O reference codec of docs/rpc.md.
 
 A frame is `length u32` (little endian, the bytes that follow, 1 to 16 MiB) and one MessagePack array::
 
