@@ -123,12 +123,15 @@ class AsyncRpcClient:
         self,
         keys: Sequence[Key],
         sizes: Sequence[int],
-        policy: Mapping[str, Any] | None = None,
+        policy: Mapping[str, Any] | bytes | None = None,
         wait_ms: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> PutReply:
-        """Extents for new objects, with their grants. `timeout_s` is to be longer than `wait_ms`."""
-        packed = pack_value(dict(policy)) if policy else None
+        """Extents for new objects, with their grants. `timeout_s` is to be longer than `wait_ms`.
+
+        `policy` is the map, or the MessagePack of one.
+        """
+        packed = policy if isinstance(policy, bytes) else pack_value(dict(policy)) if policy else None
         frame = rpc_frames.put_start_frame(self._next_id, keys, sizes, packed, wait_ms)
         return rpc_frames.put_start_result(await self._exchange(frame, "put_start", timeout_s), len(keys))
 
