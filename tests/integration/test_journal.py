@@ -57,6 +57,7 @@ def server(folder: Path) -> Iterator[PrivateRedis]:
     one.ensure()
     yield one
     one.stop()
+    one.forsake()
 
 
 @pytest.fixture
@@ -432,7 +433,7 @@ def test_a_replica_that_is_there_lets_facts_through(
             assert follower.call(b"HGET", KEYS.head, b"sequence") == b"20"
         finally:
             follower.close()
-            replica.stop()
+            replica.leave()
     finally:
         link.close()
 
@@ -451,7 +452,8 @@ def test_a_private_server_is_adopted_and_never_doubled(folder: Path) -> None:
     first = PrivateRedis(data, 1_000, 20_000)
     pids = []
     try:
-        for one in (first, PrivateRedis(data, 1_000, 20_000)):
+        several = [PrivateRedis(data, 1_000, 20_000)]
+        for one in (first, *several):
             link = RedisLink(one.ensure(), 1_000)
             pids.append(link.process_id)
             link.close()
@@ -459,8 +461,8 @@ def test_a_private_server_is_adopted_and_never_doubled(folder: Path) -> None:
         assert first.alive()
         # Many at once, with the server gone: one of them starts it.
         os.kill(pids[0], signal.SIGKILL)
-        several = [PrivateRedis(data, 1_000, 20_000) for _ in range(4)]
-        threads = [threading.Thread(target=one.ensure) for one in several]
+        several += [PrivateRedis(data, 1_000, 20_000) for _ in range(4)]
+        threads = [threading.Thread(target=one.ensure) for one in several[1:]]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -468,8 +470,8 @@ def test_a_private_server_is_adopted_and_never_doubled(folder: Path) -> None:
         assert sum(one.starts for one in several) == 1
     finally:
         first.stop()
-        for one in several:
-            one.stop()
+        for one in (first, *several):
+            one.forsake()
     assert not first.alive()
     assert not (folder / "own" / "redis.sock").exists()
 
@@ -488,7 +490,21 @@ def test_a_private_server_in_a_deep_folder(folder: Path) -> None:
         assert link.call(b"PING") == b"PONG"
         link.close()
     finally:
-        one.stop()
+        one.leave()
+    assert not one.alive()
+
+
+def test_the_last_master_to_leave_stops_the_server(folder: Path) -> None:
+    first, second = (PrivateRedis(str(folder / "own"), 1_000, 20_000) for _ in range(2))
+    first.ensure()
+    second.ensure()
+    first.leave()
+    assert second.alive()
+    second.forsake()
+    assert second.alive(), "a killed master stops nothing"
+    first.ensure()
+    first.leave()
+    assert not first.alive()
 
 
 def test_without_a_server_program_the_error_says_what_to_do(

@@ -65,6 +65,7 @@ def server(folder: Path) -> Iterator[PrivateRedis]:
     one.ensure()
     yield one
     one.stop()
+    one.forsake()
 
 
 @pytest.fixture
