@@ -14,13 +14,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Final, NamedTuple, final
-
-from typing_extensions import Buffer
+from typing import Final, NamedTuple, TypeAlias, final
 
 from moonpool.errors import LimitExceeded, ProtocolError, UsageError
 from moonpool.native.io.directory import StateWords
 from moonpool.store.directory_log import LogSpace
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC: Final = b"MOONDIR1"
 VERSION: Final = 1
@@ -128,7 +128,7 @@ def pack_header(header: Header) -> bytes:
     return bytes(page)
 
 
-def read_header(page: Buffer, region_bytes: int) -> Header:
+def read_header(page: Bytes, region_bytes: int) -> Header:
     """Reads a peer's header page; ProtocolError unless all of it is possible in a region of that size.
 
     A page that is being rewritten has a wrong checksum for a moment: read it once more.
@@ -151,7 +151,7 @@ def read_header(page: Buffer, region_bytes: int) -> Header:
     return header
 
 
-def read_entry(data: Buffer, header: Header) -> Entry:
+def read_entry(data: Bytes, header: Header) -> Entry:
     """Reads a peer's entry; ProtocolError unless extent and log place lie inside segment and log."""
     raw = bytes(data)
     if len(raw) != ENTRY_BYTES:
@@ -174,7 +174,7 @@ def read_entry(data: Buffer, header: Header) -> Entry:
     return entry
 
 
-def _unpack_entry(raw: Buffer, offset: int = 0) -> Entry:
+def _unpack_entry(raw: Bytes, offset: int = 0) -> Entry:
     fields = _ENTRY.unpack_from(raw, offset)
     return Entry._make((*fields[:9], fields[10]))
 
@@ -186,7 +186,7 @@ class Directory:
     `memory` is a writable buffer of at least `directory_bytes`, zeroed; `close` lets go of it.
     """
 
-    def __init__(self, memory: Buffer, header: Header) -> None:
+    def __init__(self, memory: bytearray | memoryview, header: Header) -> None:
         if not 0 < header.slots <= SLOTS_MAX:
             raise UsageError(f"a directory has 1 to {SLOTS_MAX} slots, not {header.slots}", field="slots")
         if header.log_offset != entry_offset(header.slots, header.slots):
