@@ -24,6 +24,7 @@ from moonpool.store.errors import (
 )
 from moonpool.store.leader_clients import Clients
 from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_hot import HotPath, is_native
 from moonpool.store.leader_joins import Joins
 from moonpool.store.leader_nodes import Nodes
 from moonpool.store.leader_put_end import PutEnds
@@ -71,6 +72,8 @@ class Leader:
         if epoch <= state.epoch:
             raise InternalError(f"epoch {epoch} cannot follow epoch {state.epoch} of the journal")
         self._core = core = LeaderCore(config, tables, state, epoch, random)
+        #: Keeps the native core of hot methods in step; None with tables of Python.
+        self.hot = HotPath(core) if is_native(tables) else None
         core.now_ms = max(now_ms, state.now_ms)
         self._rebuild_until_ms = core.now_ms + config.rebuild_ms if state.sequence == 0 else 0
         if state.sequence:
@@ -288,6 +291,10 @@ class Leader:
     def take_outputs(self) -> Outputs:
         """Everything decided since the last call. A deposed leader's facts and pushes are not for use."""
         core = self._core
+        if self.hot is not None:
+            if self.hot.drain():
+                core.finish()
+            self.hot.sync(deposed=self._deposed is not None)
         taken, core.out = core.out, Outputs(core.counters.last_fact + 1)
         if self._deposed is not None:
             taken.facts.clear()
@@ -297,6 +304,8 @@ class Leader:
     def _clock(self, now_ms: int) -> None:
         # Cluster time never goes back, whatever the shell's clock does.
         core = self._core
+        if self.hot is not None:
+            self.hot.drain()
         core.now_ms = core.state.now_ms = max(core.now_ms, now_ms)
 
     # What may be looked at

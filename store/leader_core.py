@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from moonpool.errors import InternalError, MoonpoolError
 from moonpool.events import ObjectsRemoved, ObjectsStored, Tier
+from moonpool.native.table.hot_state import HotCounters
 from moonpool.store import facts
 from moonpool.store.counters import PUT_KEY_BYTES, Counters
 from moonpool.store.effects import FENCE, RETIRE, encode_effect, encode_push
@@ -47,7 +48,7 @@ class LeaderCore:
         self.objects = state.objects
         self.puts = tables.open_puts
         self.random = random
-        self.counters = Counters(epoch, state.sequence, random(PUT_KEY_BYTES))
+        self.counters: Counters | HotCounters = Counters(epoch, state.sequence, random(PUT_KEY_BYTES))
         self.now_ms = state.now_ms
         self.durable = state.sequence
         self.out = Outputs(state.sequence + 1)

@@ -68,6 +68,10 @@ class SegmentSpace:
         self.quarantine: dict[int, Quarantined] = {}
         self.quarantined_bytes = 0
 
+    @property
+    def slot_floor(self) -> int:
+        return self._slot_floor
+
     def _slots_below(self, opened: int) -> int:
         return self.slot_count * opened // self.capacity
 
