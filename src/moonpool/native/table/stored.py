@@ -127,7 +127,10 @@ def check_put(put: OpenPut) -> None:
         and any(entry.state == ENTRY_OPEN for entry in put.entries)
         and all(ENTRY_OPEN <= entry.state <= ENTRY_DROPPED for entry in put.entries)
         and all(1 <= len(entry.key) <= KEY_BYTES_MAX for entry in put.entries)
-        and all(0 <= entry.size <= OBJECT_BYTES_MAX for entry in put.entries)
+        and all(
+            0 <= entry.size <= (OBJECT_BYTES_MAX if entry.state == ENTRY_OPEN else U64_MAX)
+            for entry in put.entries
+        )
         and all(len(entry.places) <= PLACES_MAX for entry in put.entries)
         and all(0 <= place.segment <= ID_MAX and 0 <= place.slot <= ID_MAX for place in places)
         and all(0 <= place.offset < 1 << 63 for place in places)
