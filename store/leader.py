@@ -86,7 +86,7 @@ class Leader:
         self._puts = Puts(core, self._room)
         self._put_ends = PutEnds(core)
         self._clients = Clients(core, self._put_ends)
-        self._nodes = Nodes(core, (self._puts.segment_gone,), doubtful=doubtful)
+        self._nodes = Nodes(core, self._room, (self._puts.segment_gone,), doubtful=doubtful)
         self._joins = Joins(core, self._nodes)
         self._reports = Reports(core, self._nodes)
         self._rehashing = Rehashing(core, self._reports)

@@ -125,7 +125,7 @@ class LeaderCore:
             object_id=stored.object_id,
             reason=reason,
         )
-        told = self._quarantine(entry)
+        told = {} if self._is_anothers(entry) else self._quarantine(entry)
         until_ms = self.now_ms + self.config.location_lease_ms
         # A node that is away stamps nothing: who trusts a location it was told may do so to the end.
         not_before_ms = self.silent_until_ms if told else max(until_ms, self.silent_until_ms)
@@ -147,6 +147,12 @@ class LeaderCore:
                 deadline_ms=deadline_ms,
             )
         )
+
+    def _is_anothers(self, entry: Quarantined) -> bool:
+        """True for a place from a journal that lost its end, when the node says that its slot has another."""
+        space = self.spaces.get(entry.segment_id)
+        join = self.joins.get(space.node_id) if space is not None else None
+        return join is not None and join.slot_is_anothers(entry.segment_id, entry.slot, entry.object_id)
 
     def _quarantine(self, entry: Quarantined) -> dict[int, int]:
         space = self.spaces.get(entry.segment_id)

@@ -9,6 +9,7 @@ from moonpool.errors import InternalError
 from moonpool.store import facts
 from moonpool.store.effects import RESET
 from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_windows import Room
 from moonpool.store.records import (
     ANY_SLOT,
     NodeRecord,
@@ -30,13 +31,14 @@ _FOLLOWS: Final = {
 
 @final
 class Nodes:
-    """Joins and the lives of nodes. `segment_going(id)` is called before a segment's places go."""
+    """Joins and the lives of nodes. Each of `going` is called with its id before a segment's places go."""
 
     def __init__(
-        self, core: LeaderCore, segment_going: Sequence[Callable[[int], None]], *, doubtful: bool
+        self, core: LeaderCore, room: Room, going: Sequence[Callable[[int], None]], *, doubtful: bool
     ) -> None:
         self._core = core
-        self._segment_going = segment_going
+        self._room = room
+        self._segment_going = going
         #: When each node was heard last; later than now for those that have time to come back.
         self.heard_ms: dict[int, int] = {}
         self.dead_since_ms: dict[int, int] = {}
@@ -109,6 +111,7 @@ class Nodes:
             if core.state.nodes[join.node_id].state in COMING:
                 core.commit(facts.NodeStateSet(join.node_id, NodeState.ACTIVE))
         core.reschedule()
+        self._room.open_ahead()
         core.space_came = True
 
     def released(self, join: Join, segment_id: int, slot: int) -> None:
@@ -216,6 +219,7 @@ class Nodes:
         for join in core.joins.values():
             join.reporting.pop(segment_id, None)
             join.confirmed.pop(segment_id, None)
+            join.adopted.pop(segment_id, None)
         self.fenced.discard(segment_id)
         self.reported.discard(segment_id)
         core.commit(facts.SegmentState(segment_id, NodeState.GONE, record.generation))

@@ -45,6 +45,8 @@ class Starting:
     policy: Policy
     segments: Sequence[int]
     until_ms: int
+    #: False: it waits only for windows that are decided and not durable yet.
+    patient: bool
     codes: list[int] = field(default_factory=list)
     places: list[tuple[Place, ...]] = field(default_factory=list)
 
@@ -76,11 +78,12 @@ class Puts:
         wait_ms = min(number(call.params[3], "wait_ms"), config.put_wait_ms_max)
         core.check_may_change()
         segments = core.schedule if rules is PLAIN_POLICY else self._segments_for(rules)
-        starting = Starting(call, key_list, sizes, rules, segments, core.now_ms + wait_ms)
+        until_ms = core.now_ms + (wait_ms or config.journal_wait_ms)
+        starting = Starting(call, key_list, sizes, rules, segments, until_ms, wait_ms > 0)
         short = self._allocate(starting)
         if short:
             self._make_room(starting)
-            if wait_ms > 0 and self._wait(starting):
+            if self._may_wait(starting) and self._wait(starting):
                 return HELD
         return self._started(starting)
 
@@ -168,6 +171,10 @@ class Puts:
 
     # Waiting for space
 
+    def _may_wait(self, starting: Starting) -> bool:
+        spaces = self._core.spaces
+        return starting.patient or any(spaces[each].windows for each in starting.segments)
+
     def _wait(self, starting: Starting) -> bool:
         if len(self.waiting) >= self._core.config.waiting_puts_max:
             return False
@@ -185,7 +192,7 @@ class Puts:
     def look_again(self) -> None:
         """Space came: gives it to those who wait, oldest first."""
         for starting in list(self.waiting):
-            if self._try_again(starting):
+            if self._try_again(starting) or not self._may_wait(starting):
                 del self.waiting[starting]
                 self._answer(starting)
             elif not self._core.schedule:

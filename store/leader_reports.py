@@ -41,14 +41,11 @@ from moonpool.store.records import (
     extent_bytes,
 )
 from moonpool.store.segment_space import SegmentSpace
-from moonpool.store.sessions import Join
+from moonpool.store.sessions import CONFIRMED, TAKEN, Join
 from moonpool.units import U32_MAX
 
 _PAGE: Final = 4_096
 _PAGE_BYTES: Final = 4_096
-#: What the report says of a slot, in `Join.confirmed`.
-_CONFIRMED: Final = 1
-_TAKEN: Final = 2
 
 
 @final
@@ -58,8 +55,6 @@ class Reports:
     def __init__(self, core: LeaderCore, nodes: Nodes) -> None:
         self._core = core
         self._nodes = nodes
-        #: Of each reporting segment: the object ids that were adopted, by slot.
-        self._adopted: dict[int, dict[int, int]] = {}
 
     def node_report(self, call: Call) -> list[Any]:
         """One page of one segment's directory."""
@@ -80,7 +75,7 @@ class Reports:
         join.reporting[segment_id] = page + 1
         if page == 0:
             join.confirmed[segment_id] = bytearray(space.slot_count)
-            self._adopted[segment_id] = {}
+            join.adopted[segment_id] = {}
         for record in records:
             self._take(join, space, record)
             if segment_id not in core.spaces:
@@ -103,7 +98,7 @@ class Reports:
             pass
         elif stored is not None and Place(space.segment_id, record.offset, record.slot) in stored.places:
             if stored.object_id == record.object_id:
-                join.confirmed[space.segment_id][record.slot] = _CONFIRMED
+                join.confirmed[space.segment_id][record.slot] = CONFIRMED
         elif not self._adopt(join, space, record, stored):
             self._retire(join, space, record)
 
@@ -152,8 +147,8 @@ class Reports:
                     if (old.segment, old.slot) != (place.segment, place.slot):
                         core.retire(stored, old, Reason.REPLACED, 0)
         core.stored_events(record.tenant, [(record.key, (place,))])
-        self._adopted[space.segment_id][record.slot] = object_id
-        join.confirmed[space.segment_id][record.slot] = _TAKEN
+        join.adopted[space.segment_id][record.slot] = object_id
+        join.confirmed[space.segment_id][record.slot] = TAKEN
         return True
 
     def _tenant_known(self, record: ReportRecord) -> bool:
@@ -210,7 +205,7 @@ class Reports:
         )
         space.quarantine[record.slot] = entry
         space.quarantined_bytes += extent_bytes(record.size)
-        join.confirmed[space.segment_id][record.slot] = _TAKEN
+        join.confirmed[space.segment_id][record.slot] = TAKEN
         return True
 
     # Dead entries
@@ -262,18 +257,18 @@ class Reports:
 
     def _complete(self, join: Join, space: SegmentSpace) -> None:
         self._send_missing(join, space)
-        del join.reporting[space.segment_id]
+        for noted in (join.reporting, join.confirmed, join.adopted):
+            del noted[space.segment_id]
         if not join.reporting:
             self._nodes.reports_complete(join)
 
     def _send_missing(self, join: Join, space: SegmentSpace) -> None:
         """ADDs for the places that the directory lacks."""
         core, segment_id = self._core, space.segment_id
-        confirmed = join.confirmed.pop(segment_id)
+        confirmed = join.confirmed[segment_id]
         places = len(core.objects.packed_places(segment_id)) // 24
-        if not confirmed.count(_TAKEN) and confirmed.count(_CONFIRMED) == places:
+        if not confirmed.count(TAKEN) and confirmed.count(CONFIRMED) == places:
             return
-        adopted = self._adopted.pop(segment_id, {})
         after = -1
         while page := core.objects.places_on(segment_id, after, _PAGE):
             after = page[-1]
@@ -282,7 +277,7 @@ class Reports:
                 place = next(each for each in stored.places if each.segment == segment_id)
                 if not confirmed[place.slot]:
                     self._send_add(join, stored, place)
-                elif confirmed[place.slot] == _TAKEN and adopted.get(place.slot) != stored.object_id:
+                elif join.slot_is_anothers(segment_id, place.slot, stored.object_id):
                     self._drop_taken(stored, segment_id)
 
     def _drop_taken(self, stored: StoredObject, segment_id: int) -> None:

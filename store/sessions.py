@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
 from moonpool.store.effects import EffectQueue
+
+
+#: What a report says of a slot: what the table has is there, or something else is.
+CONFIRMED: Final = 1
+TAKEN: Final = 2
 
 
 @final
@@ -39,8 +44,17 @@ class Join:
     clock_at_ms: int = 0
     #: Segments whose reports are not complete: the next page expected.
     reporting: dict[int, int] = field(default_factory=dict)
-    #: For each slot of a reporting segment: 1 when the report confirmed the place that the table has.
+    #: For each slot of a reporting segment: what the report said of it so far.
     confirmed: dict[int, bytearray] = field(default_factory=dict)
+    #: For each reporting segment: the object ids that were adopted, by slot.
+    adopted: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def slot_is_anothers(self, segment_id: int, slot: int, object_id: int) -> bool:
+        """True when the running report found something else in the slot that the table has for the object."""
+        said = self.confirmed.get(segment_id)
+        if said is None or said[slot] != TAKEN:
+            return False
+        return self.adopted[segment_id].get(slot) != object_id
 
     def node_clock(self, now_ms: int) -> int:
         """The node's clock now, never ahead of the true one (not cut to 32 bits)."""
