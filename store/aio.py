@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
-from moonpool.rpc.aio import AsyncRpcClient
-
 from moonpool.errors import MoonpoolError, UsageError
+from moonpool.rpc.aio import AsyncRpcClient
 from moonpool.store.client_calls import Calls, Key, Removal, policy_of
 from moonpool.store.client_config import ClientConfig
 from moonpool.store.client_io import Work, error_of_fault
@@ -21,6 +20,7 @@ from moonpool.store.client_results import GetResult, Listed, PutPolicy, PutResul
 from moonpool.store.keys import as_key
 from moonpool.store.records import Pin, RemoveCode
 from moonpool.store.value import Value
+from moonpool.store.view import View
 from moonpool.units import KIB
 
 if TYPE_CHECKING:
@@ -162,6 +162,10 @@ class AsyncPool:
     ) -> list[GetResult]:
         """Read many objects into your memory: one result a key."""
         return await self._run(self._calls.get_into_many(keys, destinations, verify))
+
+    async def view(self, key: Key) -> View | None:
+        """The object's bytes read in place, in the memory of a node on this host; None for a miss."""
+        return await self._run(self._calls.view(key))
 
     async def exists(self, key: Key) -> bool:
         """True when the key has a complete object."""

@@ -20,6 +20,7 @@ from moonpool.store.client_results import GetResult, Listed, PutPolicy, PutResul
 from moonpool.store.keys import as_key
 from moonpool.store.records import Pin, RemoveCode
 from moonpool.store.value import Value
+from moonpool.store.view import View
 
 _Result = TypeVar("_Result")
 
@@ -131,6 +132,14 @@ class Pool:
     ) -> list[GetResult]:
         """Read many objects into your memory: one result a key. A failed one's destination is cleared."""
         return self._run(self._calls.get_into_many(keys, destinations, verify))
+
+    def view(self, key: Key) -> View | None:
+        """The object's bytes read in place, in the memory of a node on this host; None for a miss.
+
+        Nothing is copied, and the node keeps the bytes until the view is closed, whatever becomes of the key.
+        Close it soon. NotOnThisHost when no copy is here, LimitExceeded at views_max.
+        """
+        return self._run(self._calls.view(key))
 
     # ---- names ---------------------------------------------------------------------------------------------
 

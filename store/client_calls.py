@@ -10,6 +10,7 @@ from moonpool.store.client_config import Verify, check_verify
 from moonpool.store.client_context import Context, Span
 from moonpool.store.client_link import spread
 from moonpool.store.client_results import GetResult, GetStatus, Listed, PutPolicy, PutResult, PutStatus
+from moonpool.store.client_views import Viewer
 from moonpool.store.errors import DestinationTooSmall
 from moonpool.store.keys import as_key
 from moonpool.store.reading import Reader
@@ -18,6 +19,7 @@ from moonpool.store.reading_ranges import RangeReader
 from moonpool.store.reading_recovery import Recovery
 from moonpool.store.records import Pin, RemoveCode
 from moonpool.store.value import Value
+from moonpool.store.view import View, ViewDesk
 from moonpool.store.writing import Writer
 
 Key: TypeAlias = str | bytes | bytearray | memoryview
@@ -49,6 +51,9 @@ class Calls:
         self.many = ManyReader(self.reader)
         self.ranges = RangeReader(self.reader)
         self.writer = Writer(context)
+        config = context.config
+        self.desk = ViewDesk(context.engine, config.engine.cluster_secret, config.views_max)
+        self.viewer = Viewer(self.reader, self.desk)
         self._verify = check_verify(context.config.verify)
 
     # ---- put -----------------------------------------------------------------------------------------------
@@ -217,6 +222,10 @@ class Calls:
             share = expected_bytes * len(part) // len(keys)
             results += await self.reader.read(chosen, shifted, verify, share)
         return results
+
+    async def view(self, key: Key) -> View | None:
+        """The object's bytes in place, None for a miss."""
+        return await self.viewer.view(as_key(key))
 
     # ---- names ---------------------------------------------------------------------------------------------
 

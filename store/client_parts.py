@@ -70,6 +70,7 @@ class PoolParts:
         self.ended = PoolClosed
         forget_forks(self)
         await self.context.link.close()
+        await self.context.io.blocking(self.calls.desk.close)
         self.context.segments.close()
         await self.context.io.blocking(self._close_owned)
 
@@ -78,6 +79,7 @@ class PoolParts:
         self.ended = ForkedPool
         self._owned.clear()
         self.context.link.abandon()
+        self.calls.desk.abandon()
 
     def _close_owned(self) -> None:
         while self._owned:

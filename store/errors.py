@@ -229,6 +229,12 @@ class DestinationTooSmall(StoreError, UsageError):
     sentence = "the object does not fit into the destination; give a larger one, or read a range"
 
 
+class NotOnThisHost(StoreError, UsageError):
+    """A view was asked for, and every copy of the object is on another host."""
+
+    sentence = "no copy of the object is on this host, so it cannot be read in place; use get"
+
+
 #: Class of each code that a store reply may carry.
 ERRORS_BY_CODE: Final[Mapping[int, type[StoreError]]] = MappingProxyType(
     {

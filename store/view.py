@@ -150,7 +150,7 @@ class ViewDesk:
         mapping = target.peer.mappings.get(target.data)
         if mapping is not None:
             return mapping.address, memoryview(mapping)
-        if target.nearness == 0:
+        if target.peer.instance == self._engine.instance:
             for region in self._engine.regions:
                 if region.handle == target.data:
                     return region.address, region
