@@ -7,7 +7,6 @@ from typing import Final, final
 
 from moonpool.store.effects import EffectQueue
 
-
 #: What a report says of a slot: what the table has is there, or something else is.
 CONFIRMED: Final = 1
 TAKEN: Final = 2
