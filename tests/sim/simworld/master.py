@@ -191,9 +191,12 @@ class Master:
 
     def _raise_epoch(self, above: int) -> None:
         assert self._writer is not None
-        leader = self.leader
+        if self._raising is self.leader:
+            return  # whoever still finds it too low asks again
+        leader = self._raising = self.leader
 
         def raised(epoch: int) -> None:
+            self._raising = None
             if self.leader is leader and leader is not None:
                 self.epoch = epoch
                 leader.raise_epoch(epoch, self.now_ms())
