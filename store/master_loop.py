@@ -104,6 +104,9 @@ class MasterLoop:
             self._epoch = notice.epoch
             self._leader.raise_epoch(notice.epoch, self._now_ms(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
         elif isinstance(notice, SnapshotWanted):
+            # What hot methods made since the last turn goes to the journal before it is in a snapshot.
+            now_ms = self._now_ms(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            self._carry_out(self._leader, self._leader.take_outputs(), now_ms)
             started_ns = time.monotonic_ns()
             self._journal.write_snapshot(self._leader.state)
             _LOG.info(
