@@ -177,8 +177,8 @@ def test_a_flood_of_half_open_frames_keeps_memory_flat(server: RpcServer, honest
                 flood.send(begun)
             if turn % 100 == 0:
                 honest.ask()
-            # Small buffers are each connection's own: 256 KiB at most, whatever the sum.
-            assert server.counters()["buffer_bytes"] <= BUFFERS_MAX + 500 * (256 << 10)
+            # Small buffers are each connection's own: 64 KiB at most, whatever the sum.
+            assert server.counters()["buffer_bytes"] <= BUFFERS_MAX + 500 * (64 << 10)
         honest.ask()
 
 

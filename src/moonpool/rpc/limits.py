@@ -52,7 +52,7 @@ class ServerLimits:
     #: A connection with more unsent bytes is not read until it has taken some; with a frame more it is
     #: closed.
     outbound_bytes_max: int = 4 * MIB
-    #: All buffers above 256 KiB together; a connection that needs more is closed.
+    #: All buffers above 64 KiB together; a connection that needs more is closed.
     buffer_bytes_max: int = 256 * MIB
     #: Requests of one connection that wait in Python; beyond it the connection is not read.
     unanswered_max: int = 1_024

@@ -40,7 +40,6 @@ from moonpool.errors import (
     PeerGone,
     PeerStalled,
     TransferTimeout,
-    UsageError,
     error_from_status,
 )
 
@@ -92,8 +91,9 @@ cdef class RpcConnection:
         """The descriptor, borrowed; -1 once it is closed."""
         return self.stream.fd
 
-    # Calls. All raise what `make_error` makes of an error reply, `TransferTimeout`, `PeerGone` and other `PeerError`s when
-    # the connection ended, `LimitExceeded` for a request above `frame_bytes_max`, `UsageError` for what cannot be asked.
+    # Calls. All raise what `make_error` makes of an error reply, `TransferTimeout`, `PeerGone` and other `PeerError`s
+    # when the connection ended, `LimitExceeded` for a request above `frame_bytes_max`, `UsageError` for what cannot be
+    # asked.
 
     def call(self, str method not None, bytes params not None, double timeout_s) -> bytes:
         """Asks for any method and waits: the MessagePack of the result. `params` is the MessagePack of a list."""
@@ -279,7 +279,7 @@ cdef class RpcConnection:
             free(push)
 
     def close(self) -> None:
-        """Ends the connection: calls in progress raise `PeerGone`, and the last one closes the descriptor. Idempotent."""
+        """Ends the connection: calls in progress raise `PeerGone`, the last one closes the descriptor. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
             stream_fail(&self.stream, CANCELLED)

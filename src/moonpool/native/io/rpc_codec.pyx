@@ -39,7 +39,7 @@ cdef enum:
     KEYS_MAX = 1 << 20
 
 
-# ---- requests ---------------------------------------------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 cdef int reserve(frame_buffer* f, size_t more) except -1:
     cdef size_t wanted = f.length + more, capacity
@@ -227,7 +227,7 @@ cdef int write_put_end(frame_buffer* f, uint64_t message_id, uint64_t put_id, in
     return 0
 
 
-# ---- replies ----------------------------------------------------------------------------------------------------------
+# ---- replies ---------------------------------------------------------------------------------------------------------
 
 cdef object wrong(str what):
     return ProtocolError(f"the server's reply to {what} is not one; run compatible releases on both ends")
@@ -248,8 +248,8 @@ cdef bytes read_exists(const uint8_t* data, size_t n, uint32_t expected):
 cdef class PlacesReply:
     """What the replies of `lookup`, `put_start` and `put_end` share: entries in the order of the keys, and places.
 
-    Columns are made when asked for: memoryviews of their own bytes, which NumPy takes without a copy. Place columns hold
-    the places of all entries one after another, `place_counts[i]` of them for entry i.
+    Columns are made when asked for: memoryviews of their own bytes, which NumPy takes without a copy. Place columns
+    hold the places of all entries one after another, `place_counts[i]` of them for entry i.
     """
 
     def __dealloc__(self):
@@ -272,7 +272,7 @@ cdef class PlacesReply:
     cdef int read_places(self, void* reader, reply_entry* entry, bint granted) except -1:
         """-1 (raised) or 0; counts what it took into the entry."""
         cdef mp_pack_reader* r = <mp_pack_reader*>reader
-        cdef uint32_t count, k, fields, size
+        cdef uint32_t count, fields, size
         cdef uint64_t segment, offset, slot
         cdef const uint8_t* grant
         cdef place_entry* place
@@ -286,7 +286,7 @@ cdef class PlacesReply:
             if place == NULL:
                 raise MemoryError
             self.places = place
-        for k in range(count):
+        for _ in range(count):
             place = &self.places[self.n_places]
             memset(place, 0, sizeof(place_entry))
             if (mp_pack_read_array(r, &fields) or fields != <uint32_t>(4 if granted else 3)

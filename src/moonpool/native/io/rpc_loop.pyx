@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 `poll` is the loop. It reads whole frames from whoever has sent some, checks their structure before anything trusts it,
-lets the native core answer hot requests straight into the connection's outbound buffer, and queues the others as events.
+lets the native core answer hot requests straight into the connection's outbound buffer, queues the others as events.
 It returns to Python when there are events, when it was woken, or at its timeout. A connection has turns: in each it may
 bring so many bytes and frames, then the next one is served; what it is sent in a turn goes out in one write.
 
@@ -84,12 +84,13 @@ cdef enum:
     FIRST_BYTES = 16384
     LEAST_BYTES = 8192       # a read has at least so much room
     KEPT_BYTES = 262144      # an empty buffer above this is given back
+    OWN_BYTES = 65536        # a buffer up to this is had whatever the others have
     TURN_BYTES = 262144
     TURN_FRAMES = 64
     SWEEP_NS = 100000000
 
 
-# ---- endings, events, lists -------------------------------------------------------------------------------------------
+# ---- endings, events, lists ------------------------------------------------------------------------------------------
 
 cdef void queue_event(rpc_loop* loop, rpc_event* event) noexcept nogil:
     event.next = NULL
@@ -104,7 +105,7 @@ cdef void queue_event(rpc_loop* loop, rpc_event* event) noexcept nogil:
 
 
 cdef rpc_event* next_event(rpc_loop* loop) noexcept nogil:
-    """Takes the oldest event, or NULL. One of a request is freed by the caller, the other is a part of its connection."""
+    """Takes the oldest event, or NULL. A request's is freed by the caller, the other is a part of its connection."""
     cdef rpc_event* event = loop.first
     if event == NULL:
         return NULL
@@ -186,7 +187,7 @@ cdef void forget(rpc_loop* loop, rpc_connection* c) noexcept nogil:
         loop.last_ready = before
 
 
-# ---- sending ----------------------------------------------------------------------------------------------------------
+# ---- sending ---------------------------------------------------------------------------------------------------------
 
 cdef bint out_room(rpc_loop* loop, rpc_connection* c, size_t more) noexcept nogil:
     """Room for more outbound bytes, or the connection ends."""
@@ -204,7 +205,7 @@ cdef bint out_room(rpc_loop* loop, rpc_connection* c, size_t more) noexcept nogi
     if rc:
         end(loop, c, OVERFLOW if rc == -1 else OVERLOADED)
         return False
-    if loop.buffer_bytes > loop.buffer_bytes_max and c.out.capacity > KEPT_BYTES:
+    if loop.buffer_bytes > loop.buffer_bytes_max and c.out.capacity > OWN_BYTES:
         end(loop, c, OVERLOADED)
         return False
     return True
@@ -262,7 +263,7 @@ cdef void answer_error(rpc_loop* loop, rpc_connection* c, uint64_t id, int code,
     mp_tally(&loop.replies, 1)
 
 
-# ---- requests ---------------------------------------------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 cdef int hot_method(const mp_rpc_message* m) noexcept nogil:
     """HOT_*, or -1 for the methods of Python."""
@@ -387,7 +388,7 @@ cdef void take_frames(rpc_loop* loop, rpc_connection* c) noexcept nogil:
             c.capacity = 0
 
 
-# ---- receiving --------------------------------------------------------------------------------------------------------
+# ---- receiving -------------------------------------------------------------------------------------------------------
 
 cdef bint in_room(rpc_loop* loop, rpc_connection* c) noexcept nogil:
     """Room to read into: an unfinished frame moves to the front, and the buffer grows only as bytes really come."""
@@ -404,7 +405,8 @@ cdef bint in_room(rpc_loop* loop, rpc_connection* c) noexcept nogil:
     wanted = c.capacity * 2 if c.capacity else <size_t>FIRST_BYTES
     if wanted > loop.frame_bytes_max + FIRST_BYTES:
         wanted = loop.frame_bytes_max + FIRST_BYTES
-    if wanted > c.capacity and (wanted <= KEPT_BYTES or loop.buffer_bytes + wanted - c.capacity <= loop.buffer_bytes_max):
+    if wanted > c.capacity and (wanted <= OWN_BYTES
+                                or loop.buffer_bytes + wanted - c.capacity <= loop.buffer_bytes_max):
         grown = <uint8_t*>realloc(c.inbound, wanted)
     if grown == NULL:
         end(loop, c, OVERLOADED)

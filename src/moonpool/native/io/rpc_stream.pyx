@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 Each call enters a *waiter*, sends its frame, and waits. One waiter at a time is the *reader*: it takes frames off the
-socket, hands each to the waiter it answers, and stops when its own has come; then the next waiter reads on. So no answer
-crosses a thread that need not see it, and a lone caller never leaves its thread. A reader yields and looks again for
-`spin_ns` before it sleeps (docs/decisions/0004-waiting.md). Frames are checked whole before anything trusts them.
+socket, hands each to the waiter it answers, and stops when its own has come; then the next waiter reads on. So no
+answer crosses a thread that need not see it, and a lone caller never leaves its thread. A reader yields and looks again
+for `spin_ns` before it sleeps (docs/decisions/0004-waiting.md). Frames are checked whole before anything trusts them.
 
 States: open, then ended with one status for good. A frame that was sent in part, or bytes that are no frame, end it.
 """
@@ -185,7 +185,7 @@ cdef rpc_push* take_push(rpc_stream* s) noexcept nogil:
     return push
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 cdef int keep_push(rpc_stream* s, const mp_rpc_message* m) noexcept nogil:
     """Queues a push and tells who waits for one. Lock held."""
@@ -359,7 +359,7 @@ cdef int wait_done(rpc_stream* s, rpc_waiter* w, uint64_t deadline) noexcept nog
     return status
 
 
-# ---- sending ----------------------------------------------------------------------------------------------------------
+# ---- sending ---------------------------------------------------------------------------------------------------------
 
 cdef int take_turn(rpc_stream* s, uint64_t deadline) noexcept nogil:
     """Becomes the one that sends. A status."""
