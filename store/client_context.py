@@ -35,7 +35,7 @@ class Context:
     async def fetch_segments(self) -> None:
         """Fetches the list of segments from the master."""
         result = await self.link.ask("segments")
-        self.segments.adopt(result[1], result[2])
+        self.segments.adopt((result[0], result[1]), result[2])
 
 
 @final

@@ -178,4 +178,5 @@ class Quick:
 
     def _is_current(self, reply: Any) -> bool:
         """True when the reply is of the leader we know, and our list of segments is the one it speaks of."""
-        return bool(reply.epoch == self._link.epoch and reply.segments_version == self._segments.version)
+        heard = (reply.epoch, reply.segments_version)
+        return bool(reply.epoch == self._link.epoch and heard == self._segments.version)

@@ -188,7 +188,7 @@ class Reader:
         context = self.context
         sent = time.monotonic_ns()
         reply = await context.link.lookup(keys[::-1], lease_ms)
-        if reply.segments_version != context.segments.version:
+        if (reply.epoch, reply.segments_version) != context.segments.version:
             await context.fetch_segments()
         entries = map(reply.entry, range(len(keys) - 1, -1, -1))
         locations = [None if entry is None else Location._make(entry) for entry in entries]

@@ -129,7 +129,7 @@ class ManyReader:
         lease_ms = reader.lease_ms(expected_bytes or reader.recent_bytes * len(keys))
         sent = time.monotonic_ns()
         reply = await context.link.lookup(keys[::-1], lease_ms)
-        if reply.segments_version != context.segments.version:
+        if (reply.epoch, reply.segments_version) != context.segments.version:
             await context.fetch_segments()
         await self._open_all(reply)
         sizes, known = reply.sizes[::-1], reply.object_ids[::-1]

@@ -101,12 +101,13 @@ class SegmentsView:
         self._infos: dict[int, SegmentInfo] = {}
         self._targets: dict[int, Target] = {}
         self._peers: OrderedDict[tuple[str, bytes], Segment] = OrderedDict()
-        #: Of the list we have; None before the first.
-        self.version: int | None = None
+        #: Epoch and version of the list we have; None before the first. A journal that lost its tail counts
+        #: versions again, but its epoch is another.
+        self.version: tuple[int, int] | None = None
         #: Ready targets by segment id: a plain look-up for the hot path; `target` for what is not there.
         self.ready = self._targets
 
-    def adopt(self, version: int, segments: object) -> None:
+    def adopt(self, version: tuple[int, int], segments: object) -> None:
         """Takes a fresh list. Targets whose segment changed are made again when next used."""
         if not isinstance(segments, list | tuple):
             raise ProtocolError("the master's list of segments is no list")

@@ -169,7 +169,7 @@ class Attempt:
         self._stop_ns = sent + int(reply.remaining_ms * NS_PER_MS * _DEADLINE_SHARE)
         self._put_id = reply.put_id
         self._joins = link.joins
-        if reply.segments_version != self._context.segments.version:
+        if (reply.epoch, reply.segments_version) != self._context.segments.version:
             await self._context.fetch_segments()
         return reply
 
