@@ -144,6 +144,7 @@ class Node:
             **{f"master_{name}": value for name, value in self._link.counters.items()},
             **self.engine.gate.counters(),
             "settle_rounds": self._fencing.rounds,
+            "lanes_kicked": self._fencing.lanes_kicked,
         }
         return snapshot(core, plain, self._views.counters())
 

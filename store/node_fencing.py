@@ -1,5 +1,8 @@
 """Keeping writers off extents, over an engine: grants denied, lanes watched, processes of this host asked.
 
+A lane that was let in before and still carries its WRITE when its grant is over for longer than a settling
+may take is shut down: an initiator that sends a byte now and then must not hold an extent for ever.
+
 Asking blocks, so a thread does it, in rounds, each for all tickets whose time had come before it began.
 """
 
@@ -33,6 +36,8 @@ class _Ticket:
     until_ms: int
     #: Before this time grants that could not be denied are good.
     not_before_ms: int
+    #: From when on lanes are shut down; 0 before they were looked at again.
+    kick_ms: int = 0
     asking: bool = False
 
 
@@ -46,6 +51,7 @@ class EngineFencing:
     def __init__(self, gate: Gate, regions: Sequence[int], settle_timeout_ms: int) -> None:
         self._gate = gate
         self._regions = regions
+        self._settle_timeout_ms = settle_timeout_ms
         self._settle_timeout_s = settle_timeout_ms / MS_PER_S
         self._tickets: dict[int, _Ticket] = {}
         self._given = 0
@@ -54,7 +60,9 @@ class EngineFencing:
         self._wanted = threading.Condition()
         self._queue: list[_Ticket] = []
         self._closing = False
+        #: How often somebody was asked, and how many lanes were shut down.
         self.rounds = 0
+        self.lanes_kicked = 0
         self._thread = threading.Thread(target=self._run, name="moonpool-settle", daemon=True)
         self._thread.start()
 
@@ -88,6 +96,11 @@ class EngineFencing:
         one = self._tickets[ticket]
         if one.lanes:
             one.lanes &= self._gate.writes_into(one.region, one.offset, one.length)
+            one.kick_ms = (
+                one.kick_ms or max(now_ms, one.until_ms, one.not_before_ms) + self._settle_timeout_ms
+            )
+            if one.lanes and now_ms >= one.kick_ms:
+                self.lanes_kicked += self._gate.kick(one.lanes)
         # Under the condition's lock: the thread takes away those that settled.
         with self._wanted:
             if one.writers:

@@ -1,10 +1,13 @@
 """A client of a node in a process of its own, to be stopped and killed: it views an object, or may write.
 
-Usage: node_visitor.py view ADDRESS SEGMENT SLOT OBJECT_ID  ·  node_visitor.py write MASTER NODE KEY SIZE
+Usage: node_visitor.py view ADDRESS SEGMENT SLOT OBJECT_ID, view_and_fork with the same,
+or write MASTER NODE KEY SIZE.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 from moonpool import Engine
@@ -20,6 +23,18 @@ def view(address: str, segment: str, slot: str, object_id: str) -> None:
         sys.stdin.read()
 
 
+def view_and_fork(address: str, segment: str, slot: str, object_id: str) -> None:
+    """As `view`, with a child that has the socket as well; says the child's process id too."""
+    with RpcClient(address) as client:
+        answer = client.call("view_open", [[[int(segment), int(slot), int(object_id)]]])
+        child = os.fork()
+        if child == 0:
+            # Not killed with its parent, and not waiting on its standard input.
+            signal.pause()
+        print(answer.hex(), child, flush=True)
+        sys.stdin.read()
+
+
 def write(master: str, node: str, key: str, size: str) -> None:
     """Maps the memory and starts a put of which it never writes a byte; waits for the end of input."""
     with Engine() as engine, RpcClient(master) as client:
@@ -32,4 +47,4 @@ def write(master: str, node: str, key: str, size: str) -> None:
 
 
 if __name__ == "__main__":
-    {"view": view, "write": write}[sys.argv[1]](*sys.argv[2:])
+    {"view": view, "view_and_fork": view_and_fork, "write": write}[sys.argv[1]](*sys.argv[2:])

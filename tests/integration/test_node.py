@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.integration.pool_parts import SEGMENT_BYTES, WAIT_S, Caller, open_master, open_node, until
 
 from moonpool import AccessDenied, Engine
+from moonpool.engine.lane_connect import connect_lane
 from moonpool.http_status import HttpStatusConfig
 from moonpool.ids import new_instance_id
 from moonpool.native.io.grants import make_grant, read_grant
@@ -25,6 +27,7 @@ from moonpool.store.directory import DEAD, HEADER_BYTES, entry_offset, read_entr
 from moonpool.store.master import Master
 from moonpool.store.node import Node
 from moonpool.store.node_config import NodeConfig
+from moonpool.wire.transfer import Entry, GroupHeader, LaneOp, encode_group
 
 VISITOR = Path(__file__).with_name("node_visitor.py")
 PAYLOAD = bytes(range(256)) * 16
@@ -195,6 +198,20 @@ def test_a_killed_viewer_lets_go(pool: Pool) -> None:
     assert pool.node.metrics()["gauges"]["pins"] == 0
 
 
+def test_a_child_that_has_the_socket_too_keeps_nothing(pool: Pool) -> None:
+    place, object_id = pool.put(b"key")
+    segment, _, slot, _ = place
+    with visitor("view_and_fork", pool.node.view_address, segment, slot, object_id) as (process, said):
+        answer, child = said.split()
+        try:
+            assert answer == "01"
+            process.kill()
+            process.wait(WAIT_S)
+            until(lambda: pool.node.metrics()["gauges"]["pins"] == 0)
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
 def test_views_are_counted_and_refused(pool: Pool) -> None:
     place, object_id = pool.put(b"key")
     segment, _, slot, _ = place
@@ -253,6 +270,33 @@ def test_a_stopped_writer_keeps_its_extent_until_it_settles_or_dies() -> None:
                 until(pool.caller.at_rest, pool.caller.gauges)
     finally:
         pool.close()
+
+
+def test_a_write_that_trickles_is_ended() -> None:
+    pool = Pool({"put_ms": 100, "suspect_ms": 300, "dead_ms": 60_000}, settle_timeout_ms=50)
+    try:
+        put_id, (_, offset, _, grant) = pool.caller.start(b"key", 4096)
+        region = next(one for one in pool.segment.regions if one.handle == pool.data)
+        entry = Entry(pool.data, offset, 4096, region.write_key, grant)
+        frame = encode_group(GroupHeader(LaneOp.WRITE, 1, 1, 4096), [entry])
+        config, instance = pool.engine.config, pool.node.engine.instance
+        with contextlib.closing(_lane(pool.node.address, config, instance)) as lane:
+            lane.sendall(frame + b"x" * 100)
+            until(lambda: pool.counter("grants_accepted") == 1)
+            until(lambda: pool.counter("lanes_kicked") == 1, pool.caller.gauges)
+            assert lane.recv(1) == b""
+        until(pool.caller.at_rest, pool.caller.gauges)
+        assert pool.caller.end(put_id, PAYLOAD)[0] in (3, 4)
+    finally:
+        pool.close()
+
+
+def _lane(endpoint: str, config: Any, target: Any) -> socket.socket:
+    """A data lane by hand."""
+    fd = connect_lane(endpoint, config, new_instance_id(), target, WAIT_S, lambda _fd: None)
+    lane = socket.socket(fileno=fd)
+    lane.settimeout(WAIT_S)
+    return lane
 
 
 def test_reads_go_on_while_the_master_is_away_and_it_is_told_everything_when_it_is_back(

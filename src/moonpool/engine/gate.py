@@ -19,7 +19,13 @@ from moonpool.errors import MoonpoolError
 from moonpool.ids import InstanceId
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
-from moonpool.native.io.writers import deny_grants, grant_counters, set_grant_key, writes_into
+from moonpool.native.io.writers import (
+    deny_grants,
+    grant_counters,
+    kick_lanes,
+    set_grant_key,
+    writes_into,
+)
 from moonpool.units import NS_PER_MS, NS_PER_US
 
 #: In place of a session: transfers of this engine to itself.
@@ -64,6 +70,10 @@ class Gate:
     def writes_into(self, region: int, offset: int, length: int) -> set[tuple[int, int]]:
         """WRITEs over lanes that may be touching the range now, as numbers that are never used again."""
         return writes_into(self._server, self._table, region, offset, length)
+
+    def kick(self, lanes: Collection[tuple[int, int]]) -> int:
+        """Ends lanes that still carry these WRITEs; returns how many."""
+        return kick_lanes(self._server, lanes)
 
     def writers(self, region: int, instance: InstanceId | None) -> set[int]:
         """Sessions of this host that may write the region by themselves: of an instance, or any (None).

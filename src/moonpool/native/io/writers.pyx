@@ -22,6 +22,10 @@ from moonpool.native.io.server cimport LANE_CHECKING, LANE_WRITING, TargetServer
 
 from moonpool.errors import StaleHandle, UsageError
 
+cdef extern from "sys/socket.h" nogil:
+    int shutdown(int fd, int how)
+    int SHUT_RDWR
+
 
 cdef bint writes_there(mp_connection* c, uint64_t group, char* base, uint64_t length) noexcept nogil:
     """True when the lane may be writing into the range. The server's lock is held, so the lane stays allocated."""
@@ -65,6 +69,23 @@ def writes_into(TargetServer server not None, LocalRegions regions not None, uin
         c = c.next
     pthread_mutex_unlock(&server.raw.lock)
     return found
+
+
+def kick_lanes(TargetServer server not None, lanes) -> int:
+    """Shut down the lanes that are still in these (lane, group): how many. Their initiators see PEER_GONE."""
+    cdef mp_connection* c
+    cdef int n = 0
+    pthread_mutex_lock(&server.raw.lock)
+    try:
+        c = server.raw.connections
+        while c != NULL:
+            if (c.serial, mp_count(&c.group)) in lanes:
+                shutdown(c.stream.fd, SHUT_RDWR)
+                n += 1
+            c = c.next
+    finally:
+        pthread_mutex_unlock(&server.raw.lock)
+    return n
 
 
 def set_grant_key(LocalRegions regions not None, bytes key, uint64_t zero_ns) -> None:
