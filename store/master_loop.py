@@ -132,10 +132,13 @@ class MasterLoop:
             journal_run=elected.run,
         )
         self._port.native.set_clock(self._offset_ms)
+        hot = self._leader.hot
+        self._port.native.set_hot(hot.native if hot is not None else None)
         _LOG.info("this master leads in epoch %d from fact %d", elected.epoch, self._durable)
 
     def _end(self, reason: str) -> None:
         self._port.native.set_hot_until(0)
+        self._port.native.set_hot(None)
         leader, self._leader = self._leader, None
         self._next_page_ns = 0
         if leader is None:
