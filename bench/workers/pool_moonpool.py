@@ -14,7 +14,7 @@ from typing import Any, Final
 from moonpool.bench.workers.driver import anonymous_memory
 from moonpool.bench.workers.pool_driver import Batch, Call
 from moonpool.bench.workers.pool_protocol import PoolOperation
-from moonpool.bench.workers.pool_servers import Servers
+from moonpool.bench.workers.pool_servers import Servers, wait_for
 from moonpool.store.client import Pool, connect
 from moonpool.units import MIB
 
@@ -97,7 +97,10 @@ class MoonpoolPool:
             put(index)
 
     def clear(self) -> None:
-        next(iter(self._pools.values())).remove_all(force=True)
+        """Removes everything and waits until its memory is free again: that is the next job's start."""
+        pool = next(iter(self._pools.values()))
+        pool.remove_all(force=True)
+        wait_for(lambda: pool.status()["gauges"]["quarantined"] == 0, "room for new objects")
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -54,7 +54,9 @@ class Servers:
         program = redis_program()
         path = self.folder / "redis.sock"
         words = ["--port", "0", "--unixsocket", str(path), "--dir", str(self.folder), "--save", ""]
-        process = self.start([program, *words, "--appendonly", "yes", "--appendfsync", "everysec"])
+        process = self.start(
+            [program, *words, "--appendonly", "yes", "--appendfsync", "everysec", "--loglevel", "warning"]
+        )
         wait_for(path.exists, "redis-server")
         return f"redis+unix://{path}", process.pid
 
@@ -63,7 +65,9 @@ class Servers:
         program = redis_program()
         (port,) = free_ports(1)
         words = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(self.folder), "--save", ""]
-        process = self.start([program, *words, "--appendonly", "yes", "--appendfsync", "everysec"])
+        process = self.start(
+            [program, *words, "--appendonly", "yes", "--appendfsync", "everysec", "--loglevel", "warning"]
+        )
         wait_for(lambda: listens(port), "redis-server")
         return f"redis://127.0.0.1:{port}", process.pid
 

@@ -40,7 +40,7 @@ TRANSPORTS: Final = ("shm", "tcp")
 @click.option(
     "--share",
     type=click.FloatRange(0.01, 1.0),
-    default=0.5,
+    default=0.25,
     show_default=True,
     help="Size of the pool, as a share of all distinct blocks.",
 )

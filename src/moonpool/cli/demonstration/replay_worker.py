@@ -109,7 +109,7 @@ class ReplayWorker:
         """Payload bytes that this worker moved, by transport and direction."""
         moved: dict[str, dict[str, int]] = {}
         for path in self._pool.metrics()["paths"]:
-            direction = "get" if path["op"] == "read" else "put"
+            direction = "get" if path["op"] == "READ" else "put"
             total = moved.setdefault(path["transport"], {"get": 0, "put": 0})
             total[direction] += path["bytes"]
         return moved
