@@ -51,6 +51,7 @@ class GroupQueue:
         self._now_ms = 0
         self._oldest_ns = 0
         self._urgent = False
+        self._held = False
         self._cut: deque[Group] = deque()
         self._sent: deque[Group] = deque()
 
@@ -67,7 +68,7 @@ class GroupQueue:
         self.taken += len(facts)
         self._now_ms = max(self._now_ms, now_ms)
         self._urgent |= urgent
-        if self._facts_bytes >= self._group_bytes:
+        if self._facts_bytes >= self._group_bytes and not self._held:
             self._close_group()
 
     def hurry(self) -> None:
@@ -79,7 +80,7 @@ class GroupQueue:
         if len(self._sent) >= self._in_flight_max:
             return None
         if not self._cut:
-            if not self._facts:
+            if not self._facts or self._held:
                 return None
             urgent = self._urgent and len(self._sent) < URGENT_GROUPS_MAX
             if not urgent and now_ns - self._oldest_ns < self._linger_ns:
@@ -91,7 +92,7 @@ class GroupQueue:
 
     def due_in_ns(self, now_ns: int) -> int | None:
         """How long until `next_group` may give one without anything else happening; None: not by itself."""
-        if not self._facts or len(self._sent) >= self._in_flight_max:
+        if not self._facts or self._held or len(self._sent) >= self._in_flight_max:
             return None
         return max(0, self._oldest_ns + self._linger_ns - now_ns)
 
@@ -109,8 +110,14 @@ class GroupQueue:
         self._cut.extendleft(reversed(self._sent))
         self._sent.clear()
 
+    def hold(self) -> bool:
+        """No group is cut until `raise_epoch`; True once none is under way either."""
+        self._held = True
+        return not (self._cut or self._sent)
+
     def raise_epoch(self, epoch: int) -> None:
         """Groups cut from now on carry a new epoch; none may be under way."""
+        self._held = False
         if self._cut or self._sent:
             raise InternalError("an epoch was raised with groups under way; please report this")
         self.epoch = epoch
@@ -132,7 +139,7 @@ class GroupQueue:
 
     def flush(self) -> None:
         """Cuts what is there, so that it leaves with the next calls."""
-        if self._facts:
+        if self._facts and not self._held:
             self._close_group()
 
     def _close_group(self) -> None:

@@ -138,8 +138,6 @@ class Term:
             self.queue.send_again()
         if self._epoch_wanted >= 0:
             self._raise(link, now_ns)
-            if self.queue.in_flight == 0:
-                return
         if not self._raising:
             self._send_groups(link, now_ns)
 
@@ -281,7 +279,7 @@ class Term:
         )
 
     def _raise(self, link: RedisLink, now_ns: int) -> None:
-        if self._raising or self._expected or self.queue.in_flight:
+        if not self.queue.hold() or self._raising or self._expected:
             return
         self._raising = True
 

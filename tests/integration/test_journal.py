@@ -205,16 +205,17 @@ def test_repeats_gaps_and_strangers_are_told_apart(master: Callable[..., Master]
 
 
 def test_the_epoch_can_be_raised_and_goes_on_from_there(master: Callable[..., Master]) -> None:
-    first = master().lead()
+    first = master(group_bytes=64).lead()
     first.append(50, urgent=False)
     first.journal.raise_epoch(41)
+    first.append(50, urgent=False)
     raised = first.until(lambda: first.of(EpochRaised), "raised")
     assert raised[0].epoch == 42
     first.append(5)
     first.settle()
     first.close(release=True)
     second = master("second").lead()
-    assert (second.epoch, second.state.sequence) == (43, 55)
+    assert (second.epoch, second.state.sequence) == (43, 105)
 
 
 def test_two_masters_never_lead_in_one_epoch(master: Callable[..., Master]) -> None:

@@ -106,9 +106,13 @@ class TestGroups:
         one.next_group(0)
         with pytest.raises(InternalError):
             one.raise_epoch(4)
-        one.confirm(1)
-        one.raise_epoch(9)
+        assert not one.hold()
         one.add(2, some_facts(2, 1), 1, urgent=True, now_ns=0)
+        assert one.next_group(0) is None, "held until the epoch is raised, however large"
+        assert one.due_in_ns(0) is None
+        one.confirm(1)
+        assert one.hold()
+        one.raise_epoch(9)
         group = one.next_group(0)
         assert group is not None
         assert group.epoch == 9
