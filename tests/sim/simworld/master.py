@@ -57,6 +57,7 @@ class Master:
         self._writer: JournalWriter | None = None
         self._lease_until_ms = 0
         self.epoch = 0
+        self._raising: Leader | None = None
         self._time_offset_ms = 0
         #: Told of every term that begins (the leader) and ends (None).
         self.on_term: Callable[[Master], None] = lambda master: None

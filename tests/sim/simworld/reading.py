@@ -21,6 +21,10 @@ class ViewChanged(AssertionError):
     """Bytes under a pinned view changed."""
 
 
+class LeaseBroken(AssertionError):
+    """Bytes changed while a reader had a lease on them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A key's object as looked up."""
@@ -58,10 +62,14 @@ class Reader:
             assert isinstance(found, Found)
             for place in found.places:
                 content = await self._read(found, place)
-                if content is not None and content_digest(content) == found.digest:
+                if content is None:
+                    continue
+                if content_digest(content) == found.digest:
                     client.around.history.judge_get(client.named(key), began, client.now, found.digest)
                     self._locations[key] = found
                     return "hit"
+                if client.clock_ms() < found.asked_ms + client.options.lease_ms * 9 // 10:
+                    raise LeaseBroken(f"{client.named(key)}: other bytes at {place} while a lease lasts")
             client.around.note("reread")
         return "unavailable"
 
