@@ -95,7 +95,10 @@ class Object(NamedTuple):
 
 
 class ObjectsGone(NamedTuple):
-    """Objects ended; one whose key is not there only leaves a grave, in an unsettled state."""
+    """Objects ended; one whose key is not there only leaves a grave, in an unsettled state.
+
+    There an empty key stands for all keys of the tenant.
+    """
 
     reason: int
     tenant: int

@@ -6,6 +6,7 @@ or nobody may trust an old location any more. Who removes a key whose object is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 from moonpool.store import facts
@@ -15,6 +16,7 @@ from moonpool.store.leader_core import LeaderCore, end_objects, join_ending
 from moonpool.store.outputs import Reply
 from moonpool.store.params import cursor, flag, if_leased, keys, number, prefix
 from moonpool.store.records import Pin, Reason, RemoveCode, StoredObject
+from moonpool.store.state import EVERY_KEY
 
 
 @final
@@ -35,19 +37,20 @@ class Removal:
         going: list[StoredObject] = []
         leases: list[int] = []
         absent: list[bytes] = []
-        taken: set[bytes] = set()
+        taken: dict[bytes, None] = {}
         for key in key_list:
             index = core.objects.find(call.tenant, key) if key not in taken else -1
             code = RemoveCode.ABSENT if index < 0 else self._may_go(index, refuse, force)
             codes.append(code)
             if code == RemoveCode.REMOVED:
-                taken.add(key)
+                taken[key] = None
                 going.append(core.objects.at(index))
                 leases.append(core.objects.lease_until(index))
             elif code == RemoveCode.ABSENT and key not in taken:
                 absent.append(key)
         needs = end_objects(core, going, leases, Reason.REMOVED)
-        self._bury(call.tenant, absent)
+        # A directory may hold a newer object than the table had.
+        self._bury(call.tenant, [*absent, *taken])
         join_ending(core, needs, call.tenant, absent)
         return self._answer(call, [core.counters.epoch, bytes(codes)], needs, going)
 
@@ -60,12 +63,12 @@ class Removal:
             return RemoveCode.LEASED
         return RemoveCode.REMOVED
 
-    def _bury(self, tenant: int, absent: list[bytes]) -> None:
+    def _bury(self, tenant: int, keys_gone: Sequence[bytes]) -> None:
         """While directories may still bring objects back: those of these keys from before may not."""
         core = self._core
-        if absent and not core.state.settled and core.state.adopting:
+        if keys_gone and not core.state.settled and core.state.adopting:
             before = core.counters.epoch << 40
-            core.commit(facts.ObjectsGone(Reason.REMOVED, tenant, tuple((before, key) for key in absent)))
+            core.commit(facts.ObjectsGone(Reason.REMOVED, tenant, tuple((before, key) for key in keys_gone)))
 
     def _answer(self, call: Call, result: list[Any], needs: Needs, going: list[StoredObject]) -> Any:
         core = self._core
@@ -99,6 +102,7 @@ class Removal:
         stored = [core.objects.at(index) for index in going]
         leases = [core.objects.lease_until(index) for index in going]
         needs = end_objects(core, stored, leases, Reason.REMOVED)
+        self._bury(call.tenant, [EVERY_KEY])
         result = [core.counters.epoch, len(going), None if after < 0 else after]
         for pending in {id(each): each for each in core.holds.ending.values()}.values():
             needs.join(pending)

@@ -120,6 +120,7 @@ class Reports:
         if not fits:
             return False
         place = Place(space.segment_id, record.offset, record.slot)
+        self._forget_older(space, record)
         if stored is not None and stored.object_id == object_id:
             if stored.size != record.size or stored.digest != record.digest:
                 return False
@@ -189,9 +190,12 @@ class Reports:
 
     def _quarantine(self, join: Join, space: SegmentSpace, record: ReportRecord) -> bool:
         """Keeps a reported extent from being freed with what nobody explains; True when it is quarantined."""
+        if space.resolved:
+            return record.slot in space.quarantine
+        self._forget_older(space, record)
         if record.slot in space.quarantine:
             return True
-        if space.resolved or not self._cover(space, record):
+        if not self._cover(space, record):
             return False
         entry = Quarantined(
             space.segment_id,
@@ -207,6 +211,13 @@ class Reports:
         space.quarantined_bytes += extent_bytes(record.size)
         join.confirmed[space.segment_id][record.slot] = TAKEN
         return True
+
+    def _forget_older(self, space: SegmentSpace, record: ReportRecord) -> None:
+        """Ends the quarantine of what was in the slot before: the journal lost that it was released."""
+        entry = space.quarantine.get(record.slot)
+        if entry is not None and entry.object_id != record.object_id and not space.resolved:
+            del space.quarantine[record.slot]
+            space.quarantined_bytes -= extent_bytes(entry.size)
 
     # Dead entries
 

@@ -34,6 +34,8 @@ from moonpool.store.tables import ObjectTable
 
 #: Most graves; with more, nothing unknown is adopted until the state settles. The same on every master.
 GRAVES_MAX: Final = 262_144
+#: The key of a grave for all keys of a tenant.
+EVERY_KEY: Final = b""
 _PAGE: Final = 4_096
 
 
@@ -114,7 +116,10 @@ class State:
 
     def may_adopt(self, tenant: int, key: bytes, object_id: int) -> bool:
         """True when a directory's unknown object of an absent key may come (back) into the table."""
-        return self.adopting and not self.knows(object_id) and self.graves.get((tenant, key), 0) < object_id
+        if not self.adopting or self.knows(object_id):
+            return False
+        grave = max(self.graves.get((tenant, key), 0), self.graves.get((tenant, EVERY_KEY), 0))
+        return grave < object_id
 
     def segment(self, segment_id: int) -> SegmentRecord:
         """The record of a segment that is not gone; `InternalError` for another."""
@@ -282,7 +287,7 @@ class State:
 
     def _objects_gone(self, fact: facts.ObjectsGone) -> None:
         for object_id, key in fact.objects:
-            index = self.objects.find(fact.tenant, key)
+            index = -1 if key == EVERY_KEY else self.objects.find(fact.tenant, key)
             if index >= 0 and self.objects.object_id(index) == object_id:
                 self.objects.drop(index)
             elif index >= 0 or self.settled:
