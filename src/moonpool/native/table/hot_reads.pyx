@@ -11,7 +11,7 @@ from moonpool.native.io.rpc_hot cimport HOT_ANSWERED, HOT_COLD, HOT_NO_MEMORY, H
 from moonpool.native.io.rpc_msgpack cimport (
     mp_pack_array, mp_pack_bin, mp_pack_nil, mp_pack_read_array, mp_pack_read_uint, mp_pack_reader, mp_pack_uint,
 )
-from moonpool.native.table.hot_state cimport UNSEEN, HotSegment, HotState, look_ahead, read_keys
+from moonpool.native.table.hot_state cimport UNSEEN, HotSegment, HotState, look_ahead, look_ahead_to_queue, read_keys
 from moonpool.native.table.object_records cimport NO_RECORD, Object, object_at
 from moonpool.native.table.recency cimport PlaceRecord, place_at
 
@@ -146,6 +146,7 @@ cdef int hot_lookup(HotState state, const HotCall* call, HotOut* out) noexcept n
     end = mp_pack_uint(end, state.segments_version)
     end = mp_pack_array(end, count)
     for at in range(count):
+        look_ahead_to_queue(state, at, count)
         index = state.keys[at].index
         record = object_at(state.objects.records, index) if index != NO_RECORD else NULL
         seen = seen_places(state, record) if record != NULL else 0

@@ -110,3 +110,4 @@ cdef class HotState:
 cdef bint read_keys(HotState state, const uint8_t** at, const uint8_t* end, uint32_t tenant,
                     uint32_t* count) noexcept nogil
 cdef void look_ahead(HotState state, uint32_t at, uint32_t count) noexcept nogil
+cdef void look_ahead_to_queue(HotState state, uint32_t at, uint32_t count) noexcept nogil

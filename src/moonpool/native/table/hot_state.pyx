@@ -16,7 +16,9 @@ from libc.string cimport memset
 from moonpool.native.io.rpc_msgpack cimport mp_pack_read_array, mp_pack_read_bytes, mp_pack_reader
 from moonpool.native.table.directory_slots cimport NO_FREE_SLOT, DirectorySlots
 from moonpool.native.table.extents cimport Extents
+from moonpool.native.table.object_records cimport NO_RECORD, Object, cell_at, object_at
 from moonpool.native.table.open_puts cimport OpenPuts
+from moonpool.native.table.recency cimport PlaceRecord, place_at
 from moonpool.native.table.stored_objects cimport StoredObjects
 
 from moonpool.errors import InternalError, OutOfMemory, UsageError
@@ -24,12 +26,16 @@ from moonpool.errors import InternalError, OutOfMemory, UsageError
 cdef extern from "byte_log.h" nogil:
     void mp_log_release(mp_byte_log* log)
 
+cdef extern from "mixing.h" nogil:
+    void mp_prefetch(const void* p)
+
 cdef enum:
     KEY_BYTES_MAX = 1024
     PUT_KEY_BYTES = 16
     SEQUENCE_BITS = 40
     AHEAD_OF_BUCKET = 16      # keys between the first prefetch for a key and its turn
-    AHEAD_OF_RECORD = 8
+    AHEAD_OF_RECORD = 10
+    AHEAD_OF_KEY = 5
 
 cdef uint64_t EPOCH_MAX = (1 << 23) - 1
 
@@ -149,7 +155,8 @@ cdef class HotState:
 
     cdef bint facts_fit(self, uint64_t more) noexcept nogil:
         """Whether so many facts may be made now."""
-        return (self.may_change and self.counters.last_fact + (more if more else 1) - self.durable <= self.facts_waiting_max
+        cdef uint64_t waiting = self.counters.last_fact + (more if more else 1) - self.durable
+        return (self.may_change and waiting <= self.facts_waiting_max
                 and self.facts.length + self.effects.length <= self.waiting_bytes_max)
 
     cdef HotSegment* segment(self, uint32_t segment_id) noexcept nogil:
@@ -232,8 +239,33 @@ cdef bint read_keys(HotState state, const uint8_t** at, const uint8_t* end, uint
 
 
 cdef void look_ahead(HotState state, uint32_t at, uint32_t count) noexcept nogil:
-    """Fetches what the keys behind `at` will need."""
+    """Fetches what the keys behind `at` will need: a bucket, nearer a record, nearer still its key and place."""
+    cdef uint32_t index
+    cdef Object* record
     if at + AHEAD_OF_BUCKET < count:
         state.objects.records.look_ahead(state.keys[at + AHEAD_OF_BUCKET].hash)
     if at + AHEAD_OF_RECORD < count:
-        state.objects.records.look_ahead_to_record(state.keys[at + AHEAD_OF_RECORD].hash)
+        index = state.objects.records.guess(state.keys[at + AHEAD_OF_RECORD].hash)
+        if index != NO_RECORD:
+            mp_prefetch(object_at(state.objects.records, index))
+    if at + AHEAD_OF_KEY < count:
+        index = state.objects.records.guess(state.keys[at + AHEAD_OF_KEY].hash)
+        if index != NO_RECORD:
+            record = object_at(state.objects.records, index)
+            mp_prefetch(cell_at(state.objects.records, record.key))
+            if record.place != NO_RECORD:
+                mp_prefetch(place_at(state.objects.recency, record.place))
+
+
+cdef void look_ahead_to_queue(HotState state, uint32_t at, uint32_t count) noexcept nogil:
+    """Fetches the neighbours, in their queues, of the objects found that are about to be touched."""
+    cdef uint32_t index
+    cdef PlaceRecord* place
+    if at + AHEAD_OF_KEY < count:
+        index = state.keys[at + AHEAD_OF_KEY].index
+        if index != NO_RECORD and object_at(state.objects.records, index).place != NO_RECORD:
+            place = place_at(state.objects.recency, object_at(state.objects.records, index).place)
+            if place.older != NO_RECORD:
+                mp_prefetch(place_at(state.objects.recency, place.older))
+            if place.newer != NO_RECORD:
+                mp_prefetch(place_at(state.objects.recency, place.newer))

@@ -55,7 +55,7 @@ cdef class ObjectRecords:
 
     cdef uint64_t hash_of(self, uint32_t tenant, const uint8_t* key, size_t key_bytes) noexcept nogil
     cdef void look_ahead(self, uint64_t hash) noexcept nogil
-    cdef void look_ahead_to_record(self, uint64_t hash) noexcept nogil
+    cdef uint32_t guess(self, uint64_t hash) noexcept nogil
     cdef uint32_t find(self, uint64_t hash, uint32_t tenant, const uint8_t* key, size_t key_bytes) noexcept nogil
     cdef bint reserve(self, uint64_t hash, size_t key_bytes) noexcept nogil
     cdef uint32_t insert(self, uint64_t hash, uint32_t tenant, const uint8_t* key, size_t key_bytes) noexcept nogil

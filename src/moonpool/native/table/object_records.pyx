@@ -83,14 +83,12 @@ cdef class ObjectRecords:
         if shard.buckets != NULL:
             mp_prefetch(&shard.buckets[<uint32_t>hash & shard.mask])
 
-    cdef void look_ahead_to_record(self, uint64_t hash) noexcept nogil:
-        """Fetches the record that the bucket names, which should be in the cache by now."""
+    cdef uint32_t guess(self, uint64_t hash) noexcept nogil:
+        """The object that the first bucket of a hash names, which is most often the right one, or NO_RECORD."""
         cdef Shard* shard = &self.shards[hash >> SHARD_SHIFT]
-        cdef uint32_t named
-        if shard.buckets != NULL:
-            named = shard.buckets[<uint32_t>hash & shard.mask].object
-            if named:
-                mp_prefetch(object_at(self, named - 1))
+        if shard.buckets == NULL:
+            return NO_RECORD
+        return shard.buckets[<uint32_t>hash & shard.mask].object - 1
 
     cdef uint32_t find(self, uint64_t hash, uint32_t tenant, const uint8_t* key, size_t key_bytes) noexcept nogil:
         """The index of an object, or NO_RECORD. `hash` is that of the key."""
