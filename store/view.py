@@ -60,10 +60,7 @@ class View(ObjectBytes):
     `close` (or the end of a `with` block, or dropping it) unpins once no buffer of it lives.
     """
 
-    __slots__ = ("hold",)
-
-    #: What it holds at the node.
-    hold: Hold
+    __slots__ = ()
 
 
 @final
@@ -111,7 +108,6 @@ class ViewDesk:
         hold = Hold(Pinned(client, segment, slot, location.object_id), memory, self._note)
         view = View(address + offset, location.size, hold, None, False)
         view.object_id = location.object_id
-        view.hold = hold
         return view
 
     def is_verified(self, view: View, target: Target, digest: bytes) -> bool:

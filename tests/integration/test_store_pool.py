@@ -1,0 +1,242 @@
+"""A pool of true processes: a master, two nodes, and clients in this one. And a pool inside one process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moonpool
+from moonpool import Pin, PutStatus, RemoveCode
+
+PEER = Path(__file__).with_name("store_peer.py")
+MIB = 1 << 20
+WAIT_S = 20.0
+
+
+class Peers:
+    """Processes that end with the test. `start` returns the address that the process says."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, role: str, **told: Any) -> str:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(PEER), role, json.dumps(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, "the process ended at once"
+        return address
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=WAIT_S)
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    peers = Peers()
+    yield peers
+    peers.end()
+
+
+def until(what: Any) -> None:
+    """Waits, bounded, until it is true."""
+    give_up = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < give_up, "did not come true in time"
+        time.sleep(0.005)
+
+
+def active_segments(pool: moonpool.Pool) -> int:
+    return sum(segment["state"] == "active" for segment in pool.status()["segments"])
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def pool(request: pytest.FixtureRequest, peers: Peers) -> Iterator[moonpool.Pool]:
+    """A pool over two nodes of 32 MiB, on "hosts" of their own, reached one way."""
+    master = peers.start("master")
+    for number in (1, 2):
+        peers.start(
+            "node",
+            addresses=[master],
+            name=f"n{number}",
+            host=f"h{number}",
+            segment_bytes=32 * MIB,
+            slot_bytes=1024,
+        )
+    with moonpool.connect(master, transports=(request.param,)) as pool:
+        until(lambda: active_segments(pool) == 2)
+        yield pool
+
+
+def test_objects_go_round(pool: moonpool.Pool) -> None:
+    rng = random.Random(5)
+    sizes = [0, 1, 64, 4095, 4096, 65_536, 65_537, 3 * MIB]
+    contents = {f"k{size}": rng.randbytes(size) for size in sizes}
+    assert all(result.stored for result in pool.put_many(list(contents), list(contents.values())))
+    for key, content in contents.items():
+        assert pool.get(key) == content
+        assert pool.exists(key)
+    values = pool.get_many([*contents, "absent"])
+    assert values[-1] is None
+    assert all(value == content for value, content in zip(values, contents.values(), strict=False))
+    assert sorted(listed.key.decode() for listed in pool.list("k")) == sorted(contents)
+    whole = contents["k3145728"]
+    assert pool.get("k3145728", offset=2 * MIB - 7, length=100) == whole[2 * MIB - 7 :][:100]
+    with pytest.raises(moonpool.DestinationTooSmall):
+        pool.get_into("k64", bytearray(63))
+
+
+def test_the_chunk_list_in_the_directory_serves_ranges(pool: moonpool.Pool) -> None:
+    whole = random.Random(6).randbytes(4 * MIB)
+    pool.put("big", whole)
+    until(lambda: pool.get("big", offset=70_000, length=10) == whole[70_000:70_010])
+    calls = pool._calls
+
+    def listed() -> bool:
+        assert pool.get("big", offset=70_000, length=10) == whole[70_000:70_010]
+        return len(calls.ranges._lists) == 1
+
+    until(listed)
+
+
+def test_replicas_are_on_two_hosts_and_either_will_do(pool: moonpool.Pool, peers: Peers) -> None:
+    content = random.Random(7).randbytes(200_000)
+    assert pool.put("k", content, replicas=2).replicas == 2
+    stat = pool.stat("k")
+    assert stat is not None
+    assert sorted(place["host"] for place in stat["places"]) == ["h1", "h2"]
+    peers.processes[1].kill()
+    peers.processes[1].wait(WAIT_S)
+    started = time.monotonic()
+    assert pool.get("k") == content
+    assert time.monotonic() - started < WAIT_S
+    assert pool.put("other", content).status in (PutStatus.STORED, PutStatus.NO_SPACE)
+    assert pool.get("k") == content
+
+
+def test_upsert_and_remove_end_the_old_object_for_everyone(pool: moonpool.Pool) -> None:
+    with moonpool.connect(*pool.config.addresses, location_cache_keys=100) as other:
+        for turn in range(20):
+            content = bytes([turn]) * 5000
+            assert pool.upsert("k", content).stored
+            assert other.get("k") == content, turn
+        assert pool.remove("k") is RemoveCode.REMOVED
+        assert other.get("k") is None
+        assert pool.remove("k") is RemoveCode.ABSENT
+
+
+def test_a_full_pool_evicts_and_keeps_what_is_pinned(pool: moonpool.Pool) -> None:
+    keep = b"pinned" * 1000
+    assert pool.put("keep", keep, pin=Pin.HARD).stored
+    block = 1 * MIB
+    for number in range(100):
+        assert pool.put(f"b{number}", bytes([number]) * block, wait_ms=5_000).stored, number
+    assert pool.get("b99") == bytes([99]) * block
+    assert pool.get("b0") is None
+    assert pool.get("keep") == keep
+    assert pool.remove("keep") is RemoveCode.PINNED
+    assert pool.pin("keep", Pin.NONE)
+    assert pool.remove("keep") is RemoveCode.REMOVED
+    assert pool.remove_prefix("b9") > 0
+    assert pool.remove_all() > 0
+    assert list(pool.list()) == []
+
+
+def test_views_pin_what_they_show(pool: moonpool.Pool) -> None:
+    if pool.config.engine.transports == ("tcp",):
+        pool.put("k", b"v")
+        with pytest.raises(moonpool.NotOnThisHost):
+            pool.view("k")
+        return
+    content = random.Random(8).randbytes(300_000)
+    pool.put("k", content)
+    view = pool.view("k")
+    assert view is not None
+    assert memoryview(view).readonly
+    assert view == content
+    assert pool.remove("k") is RemoveCode.REMOVED
+    assert pool.view("k") is None
+    for number in range(80):
+        pool.put(f"b{number}", bytes([number]) * MIB, wait_ms=5_000)
+    assert view == content, "the extent was used again while it was viewed"
+    array = view.numpy()
+    view.close()
+    with pytest.raises(moonpool.UsageError, match="closed"):
+        memoryview(view)
+    assert bytes(array[:10]) == content[:10]
+    del array
+    gc.collect()
+    until(lambda: pool._calls.desk.open_views == 0)
+    pool.remove_all()
+    until(lambda: pool.status()["gauges"]["quarantined"] == 0)
+
+
+def test_a_node_killed_under_a_view_leaves_its_bytes(pool: moonpool.Pool, peers: Peers) -> None:
+    if pool.config.engine.transports == ("tcp",):
+        pytest.skip("views need shared memory")
+    content = random.Random(9).randbytes(100_000)
+    pool.put("k", content)
+    view = pool.view("k")
+    assert view is not None
+    for process in peers.processes[1:]:
+        process.kill()
+        process.wait(WAIT_S)
+    assert view == content
+    with pytest.raises(moonpool.DataLost):
+        pool.get("k")
+    assert view == content
+    view.close()
+
+
+def test_quotas_and_tenants_keep_apart(pool: moonpool.Pool) -> None:
+    with pytest.raises(moonpool.TenantRefused):
+        moonpool.connect(*pool.config.addresses, tenant="nobody")
+
+
+def test_contributed_memory_is_part_of_the_pool(peers: Peers) -> None:
+    master = peers.start("master")
+    with moonpool.connect(master, contribute_bytes=8 * MIB) as giver, moonpool.connect(master) as taker:
+        assert taker.put("k", b"v" * 100_000).stored
+        assert giver.get("k") == b"v" * 100_000
+        assert taker.get("k") == b"v" * 100_000
+    with moonpool.connect(master) as later:
+        assert later.put("k2", b"v", wait_ms=0).status is PutStatus.NO_SPACE
+
+
+def test_an_embedded_pool_is_whole() -> None:
+    with moonpool.connect(embedded_bytes=16 * MIB) as pool:
+        content = random.Random(10).randbytes(3 * MIB)
+        assert pool.put("k", content).stored
+        assert pool.get("k") == content
+        with moonpool.connect(pool.config.addresses[0]) as other:
+            assert other.get("k") == content
+        for number in range(40):
+            assert pool.put(f"b{number}", content[: 1 * MIB]).stored
+        gauges = pool.status()["gauges"]
+        assert sum(gauges.values()) == 16 * MIB
+        view = pool.view("b39")
+        assert view == content[: 1 * MIB]
+    assert view == content[: 1 * MIB], "a view keeps mapped memory, also after the pool was closed"
+
+
+def test_two_embedded_pools_do_not_meet() -> None:
+    with moonpool.connect(embedded_bytes=MIB) as one, moonpool.connect(embedded_bytes=MIB) as other:
+        one.put("k", b"v")
+        assert other.get("k") is None
