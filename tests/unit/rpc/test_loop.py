@@ -197,6 +197,21 @@ def test_unbound_connections_and_leaders_without_a_lease_have_no_hot_methods(
     assert loop.answers(peer, 1)[0].message_id == 3
 
 
+def test_hot_answers_that_are_unsent_when_the_lease_ends_never_leave(loops: Any, hot: Any) -> None:
+    loop = loops(hot)
+    number, peer = loop.connect(client=1)
+    asked = 0
+    while loop.server.counters()["buffer_bytes"] < 1 << 20:
+        asked += 1
+        peer.send(call(asked, "exists", ["k"] * 4_000, 0))
+        loop.server.poll(0)
+        assert asked < 2_000
+    loop.server.set_hot_until(0)
+    came = len(peer.messages())
+    assert loop.events(1) == [(CLOSED, number, "lease_over")]
+    assert came + len(peer.messages()) < asked
+
+
 def test_a_change_by_a_hot_method_ends_the_poll(loops: Any, hot: Any) -> None:
     loop = loops(hot, linger_us=0)
     _, peer = loop.connect(client=1)

@@ -31,7 +31,8 @@ cdef enum:
     OVERFLOW = 5
     OVERLOADED = 6
     CLOSED_HERE = 7
-    REASONS = 8
+    LEASE_OVER = 8
+    REASONS = 9
 
 cdef struct rpc_event:
     int kind
@@ -56,6 +57,7 @@ cdef struct rpc_connection:
     uint64_t frame_since_ns  # an unfinished frame began then; 0: none
     uint64_t out_since_ns    # unsent bytes have not moved since then; 0: none
     bint known, ready, closing
+    bint hot_unsent          # a hot method's answer is among the unsent bytes
     rpc_connection* previous
     rpc_connection* next
     rpc_connection* next_ready
@@ -78,7 +80,7 @@ cdef struct rpc_loop:
     rpc_event* first
     rpc_event* last
     uint64_t requests, replies, pushes, hot_answered, cold, bad_params, bytes_in, bytes_out
-    uint64_t closed[8]
+    uint64_t closed[9]       # REASONS
     uint64_t latency[4][64]  # HOT_METHODS, LATENCY_BUCKETS
     epoll_event found[64]
 

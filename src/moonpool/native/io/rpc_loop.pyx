@@ -212,8 +212,12 @@ cdef bint out_room(rpc_loop* loop, rpc_connection* c, size_t more) noexcept nogi
 
 
 cdef void flush(rpc_loop* loop, rpc_connection* c) noexcept nogil:
-    """Sends what the socket takes."""
+    """Sends what the socket takes. Answers of hot methods leave only while the leader's lease lasts: this process may
+    have stood still since they were made, or the socket may have been full."""
     cdef ssize_t n
+    if c.hot_unsent and mp_boot_ms() + loop.offset_ms >= loop.hot_until_ms:
+        end(loop, c, LEASE_OVER)
+        return
     while c.sent < c.out.length:
         n = send(c.fd, c.out.data + c.sent, c.out.length - c.sent, MSG_DONTWAIT | MSG_NOSIGNAL)
         if n < 0:
@@ -232,6 +236,7 @@ cdef void flush(rpc_loop* loop, rpc_connection* c) noexcept nogil:
             c.out_since_ns = mp_now_ns()
     c.sent = c.out.length = 0
     c.out_since_ns = 0
+    c.hot_unsent = False
     if c.out.capacity > KEPT_BYTES:
         loop.buffer_bytes -= c.out.capacity
         free(c.out.data)
@@ -334,6 +339,7 @@ cdef void serve_hot(rpc_loop* loop, rpc_connection* c, int method, const mp_rpc_
             answer_error(loop, c, m.id, 67, b"OVERLOADED", 10, b"the server has no memory for this call", 38)
         return
     mp_rpc_length(c.out.data + start, c.out.length - start - 4)
+    c.hot_unsent = True
     mp_tally(&loop.replies, 1)
     mp_tally(&loop.hot_answered, 1)
     took = mp_now_ns() - began

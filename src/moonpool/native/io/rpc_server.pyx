@@ -43,7 +43,7 @@ REQUEST = 1
 CLOSED = 2
 #: Why a connection closed, as CLOSED events say it.
 REASON_NAMES = ("peer_closed", "malformed", "frame_too_large", "stalled", "slow_frame", "overflow", "overloaded",
-                "closed_here")
+                "closed_here", "lease_over")
 #: Methods that a native core may answer, by their number.
 HOT_NAMES = ("exists", "lookup", "put_start", "put_end")
 
@@ -239,7 +239,10 @@ cdef class RpcServer:
         self.loop.offset_ms = offset_ms
 
     def set_hot_until(self, uint64_t cluster_ms) -> None:
-        """From this cluster time on, hot methods come to Python: the end of the leader's lease. 0: at once."""
+        """From this cluster time on, hot methods come to Python: the end of the leader's lease. 0: at once.
+
+        Their answers that are unsent by then never leave: the connections that wait for them are closed ("lease_over").
+        """
         self._check()
         self.loop.hot_until_ms = cluster_ms
 
