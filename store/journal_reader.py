@@ -46,6 +46,7 @@ class JournalReader:
         #: The snapshot that Redis holds, and its number of pieces: the next one replaces it.
         self.snapshot_number = 0
         self.snapshot_pieces = 0
+        self._snapshot_sequence = 0
         #: Its bytes, compressed.
         self.snapshot_bytes = 0
         #: Bytes of groups read since that snapshot.
@@ -108,7 +109,7 @@ class JournalReader:
 
     def _forget(self) -> None:
         self.state = State(self._make_objects())
-        self.epoch = self.journal_bytes = self.snapshot_number = 0
+        self.epoch = self.journal_bytes = self.snapshot_number = self._snapshot_sequence = 0
         self.snapshot_pieces = self.snapshot_bytes = 0
         self.journal = b""
 
@@ -125,6 +126,7 @@ class JournalReader:
             self.state, about = found
             self.snapshot_number, self.snapshot_pieces, self.snapshot_bytes = number, about.pieces, about.size
             self.epoch = self.state.epoch
+            self._snapshot_sequence = self.state.sequence
         wanted = _number(head, b"sequence")
         while self.sequence < wanted:
             breathe()
@@ -143,6 +145,10 @@ class JournalReader:
         last = group.first_sequence + len(group.facts) - 1
         if name != b"%d-0" % last:
             raise UnknownFact(f"the entry {name!r} of the stream holds facts up to {last}")
+        known = self.sequence + 1 - group.first_sequence
+        if known > 0 and self.sequence == self._snapshot_sequence:
+            # A snapshot may end amid a group, which is kept whole: its first facts are in the snapshot.
+            group = group._replace(first_sequence=self.sequence + 1, facts=group.facts[known:])
         if group.first_sequence != self.sequence + 1 or group.epoch < self.epoch:
             raise JournalLost(
                 f"the stream goes on with fact {group.first_sequence} of epoch {group.epoch} "

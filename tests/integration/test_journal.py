@@ -359,6 +359,21 @@ def test_snapshots_bound_the_journal_and_are_loaded(master: Callable[..., Master
     assert second.state.state_hash() == wanted
 
 
+def test_a_snapshot_that_ends_amid_a_group(master: Callable[..., Master]) -> None:
+    one = master(snapshot_every_ms=100, linger_us=800_000, lease_ms=5_000).lead()
+    one.append()
+    one.settle()
+    one.append(5, urgent=False)  # they linger, and others will join them
+    one.until(lambda: one.of(SnapshotWanted), "a snapshot is taken meanwhile")
+    one.append(5, urgent=False)
+    one.until(lambda: one.journal.counters()["journal_snapshots"], "it is current")
+    wanted = one.state.state_hash()
+    one.close(release=True)
+    second = master("second").lead()
+    assert second.state.sequence == 11
+    assert second.state.state_hash() == wanted
+
+
 def test_a_standby_follows_past_a_snapshot(master: Callable[..., Master]) -> None:
     first = master(snapshot_every_ms=200).lead()
     standby = master("second")
