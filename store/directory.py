@@ -18,7 +18,8 @@ from typing import Final, NamedTuple, TypeAlias, final
 
 from moonpool.errors import LimitExceeded, ProtocolError, UsageError
 from moonpool.native.io.directory import StateWords
-from moonpool.store.directory_log import LogSpace
+from moonpool.native.io.effects import SegmentEffects
+from moonpool.store.directory_log import LOG_UNIT, LogSpace
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -44,6 +45,9 @@ _HEADER: Final = struct.Struct("<8sIIIIQQQQQ16s")
 _ENTRY: Final = struct.Struct("<QQ16sIHBBQIIQ")
 _CRC: Final = struct.Struct("<I")
 _FLAGS_OFFSET: Final = 39
+#: What `plain` is given of the log at a time, and what it must have left at the beginning of a push.
+_RESERVE_BYTES: Final = 262_144
+_RESERVE_MIN_BYTES: Final = 16_384
 
 
 def word_offset(slot: int) -> int:
@@ -198,17 +202,26 @@ class Directory:
                 f"a directory of {header.slots} slots needs {needed} bytes, not {len(self._view)}"
             )
         self._words = StateWords(memory, HEADER_BYTES, header.slots)
+        #: Does plain effects straight from their bytes; see `moonpool.native.io.effects`.
+        self.plain = SegmentEffects(
+            memory, header.slots, header.capacity, header.log_offset, header.log_bytes
+        )
         self._log = LogSpace(header.log_bytes)
         self._entries = entry_offset(header.slots, 0)
         #: How many objects came whose key and chunks found no room in the log.
         self.without_log = 0
-        self.live = 0
+        self._live = 0
         self._write_header(header)
 
     @property
     def header(self) -> Header:
         """As it stands in the first page."""
         return self._header
+
+    @property
+    def live(self) -> int:
+        """How many objects can be read."""
+        return self._live + self.plain.live_delta
 
     def _write_header(self, header: Header) -> None:
         self._header = header
@@ -252,7 +265,7 @@ class Directory:
             self.retire(slot, word & ~DEAD)
             self._free_log(slot)
         padded = -(-len(new.key) // WORD_BYTES) * WORD_BYTES
-        place = self._log.take(padded + len(new.chunks))
+        place = self._take_log(padded + len(new.chunks))
         flags, chunks = (0, new.chunks) if place >= 0 else (FLAG_NO_LOG, b"")
         log_place = self._header.log_offset + place if place >= 0 else 0
         if place >= 0:
@@ -277,7 +290,7 @@ class Directory:
             new.object_id,
         )
         self._words.store(slot, new.object_id)
-        self.live += 1
+        self._live += 1
         return True
 
     def retire(self, slot: int, object_id: int, reason: int = 0) -> bool:
@@ -289,7 +302,7 @@ class Directory:
             return False
         self._view[self._entries + ENTRY_BYTES * slot + _FLAGS_OFFSET] |= (reason & 15) << REASON_SHIFT
         self._words.store(slot, DEAD | object_id)
-        self.live -= 1
+        self._live -= 1
         return True
 
     def reset(self) -> None:
@@ -302,6 +315,7 @@ class Directory:
             entry = entry._replace(key_bytes=0, flags=flags, log_place=0, chunk_count=0)
             _ENTRY.pack_into(self._view, self._entries + ENTRY_BYTES * slot, *entry[:9], 0, entry.object_id)
         self._log.clear()
+        self.plain.give_reserve(0, 0)
         self._write_header(self._header._replace(generation=self._header.generation + 1))
 
     def used(self, start: int = 0) -> Iterator[int]:
@@ -313,11 +327,36 @@ class Directory:
 
     def log_free_bytes(self) -> int:
         """Bytes of the log that no entry uses."""
-        return self._log.free_bytes
+        return self._log.free_bytes + self.plain.reserve_left
+
+    def refill(self) -> None:
+        """Sees to it that `plain` has room for the logs of new objects, while there is some."""
+        if self.plain.reserve_left >= _RESERVE_MIN_BYTES:
+            return
+        size = min(_RESERVE_BYTES, self._log.free_bytes // 4 // LOG_UNIT * LOG_UNIT)
+        place = self._log.take(size) if size >= _RESERVE_MIN_BYTES else -1
+        if place >= 0:
+            self._give_back(*self.plain.give_reserve(place, size))
+
+    def free_log(self, place: int, size_bytes: int) -> None:
+        """A block of the log, by its place there, that `plain` does not need any more."""
+        self._log.give_back(place, size_bytes)
+
+    def _give_back(self, place: int, size_bytes: int) -> None:
+        if size_bytes:
+            self._log.give_back(place, size_bytes)
+
+    def _take_log(self, size_bytes: int) -> int:
+        place = self._log.take(size_bytes)
+        if place < 0 and self.plain.reserve_left:
+            self._give_back(*self.plain.give_reserve(0, 0))
+            place = self._log.take(size_bytes)
+        return place
 
     def close(self) -> None:
         """Lets go of the memory."""
         self._words.release()
+        self.plain.release()
         self._view.release()
 
     def _free_log(self, slot: int) -> None:

@@ -257,8 +257,7 @@ class NodeCore:
         self._forget(place)
         if self.pins.count(place):
             self.counters["pins_overwritten"] += 1
-        segment.tags[place.slot] = effect.tag
-        segment.added_ms[place.slot] = now_ms
+        directory.plain.note(place.slot, effect.tag, now_ms)
         # Its chunk digests may not be known: they are computed here then, and must give the root.
         whole = new.size <= CHUNK_BYTES or len(new.chunks) > 0
         if whole or not self.hashing.show_later(place, new):
@@ -280,13 +279,16 @@ class NodeCore:
             self._holds.begin(place, 0, 0, 0)
             return
         self._forget(place)
-        tag = segment.tags[place.slot]
-        if tag:
-            until = segment.added_ms[place.slot] + self._grant_ms(size)
-            if now_ms < until:
-                self._fencing.deny(place.segment, offset, tag, until)
+        self._deny(place.segment, offset, size, segment.directory.plain.noted(place.slot), now_ms)
         ticket = self._fencing.begin(place.segment, offset, size, LANES_ONLY, now_ms)
         self._holds.begin(place, ticket, offset, size)
+
+    def _deny(self, segment: int, offset: int, size: int, noted: tuple[int, int], now_ms: int) -> None:
+        """The grants of a put are refused when its object went before they are over."""
+        tag, added_ms = noted
+        until = added_ms + self._grant_ms(size) if tag else 0
+        if now_ms < until:
+            self._fencing.deny(segment, offset, tag, until)
 
     def _grant_ms(self, size: int) -> int:
         """The longest that grants of a put of this size can last after its end."""

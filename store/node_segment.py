@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 from moonpool.errors import MoonpoolError, ProtocolError
@@ -19,16 +18,11 @@ _NO_DIGEST: Final = bytes(16)
 @final
 @dataclass(slots=True, kw_only=True)
 class CoreSegment:
-    """`about` is its map in `node_join`, but for what the directory's header says.
-
-    `tags` and `added_ms`, by slot: whose grants the extent had in this join, and when its object came.
-    """
+    """`about` is its map in `node_join`, but for what the directory's header says."""
 
     about: Mapping[str, Any]
     directory: Directory
     id: int = 0
-    tags: array[int] = field(default_factory=lambda: array("H"))
-    added_ms: array[int] = field(default_factory=lambda: array("Q"))
 
     def join_map(self) -> dict[str, Any]:
         """As `node_join` carries it."""
@@ -44,9 +38,7 @@ class CoreSegment:
         """A new join: grants of earlier ones are over."""
         self.id = segment_id
         self.directory.name(segment_id)
-        slots = self.directory.header.slots
-        self.tags = array("H", bytes(2 * slots))
-        self.added_ms = array("Q", bytes(8 * slots))
+        self.directory.plain.join_begins(self.directory.header.slots)
 
 
 def write_object(segment: CoreSegment, slot: int, new: NewObject) -> None:
