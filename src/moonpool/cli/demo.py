@@ -12,7 +12,7 @@ import click
 
 from moonpool.cli.engine_demo import command as engine_command
 from moonpool.cli.options import ExitCode, Size, json_option, make_console, print_json
-from moonpool.units import format_size
+from moonpool.units import KIB, format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 REDRAW_S: Final = 0.25
 TRANSPORTS: Final = ("shm", "tcp")
+BLOCK_UNIT_BYTES: Final = 4 * KIB
+"""Smaller ones would share pages, and the pool's capacity in blocks would not be exact."""
+NODE_BYTES_MIN: Final = 64 * KIB
 
 
 @click.group("demo", invoke_without_command=True)
@@ -109,13 +112,17 @@ def facts_of(stream: RequestStream, options: dict[str, Any]) -> ReplayFacts:
     from moonpool.cli.demonstration.cache_model import lru_hits
     from moonpool.cli.demonstration.replay_tally import ReplayFacts
 
-    blocks_of_node = max(int(stream.distinct * options["share"]) // options["nodes"], 1)
+    block_bytes = options["block"]
+    if block_bytes < 1 or block_bytes % BLOCK_UNIT_BYTES:
+        raise click.UsageError(f"--block takes a multiple of {format_size(BLOCK_UNIT_BYTES)}")
+    least = -(-NODE_BYTES_MIN // block_bytes)
+    blocks_of_node = max(int(stream.distinct * options["share"]) // options["nodes"], least)
     blocks = blocks_of_node * options["nodes"]
     return ReplayFacts(
         source=stream.source,
-        block_bytes=options["block"],
+        block_bytes=block_bytes,
         distinct_blocks=stream.distinct,
-        pool_bytes=blocks * options["block"],
+        pool_bytes=blocks * block_bytes,
         nodes=options["nodes"],
         workers=options["workers"],
         unlimited=lru_hits(stream.chains, None),

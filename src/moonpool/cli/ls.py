@@ -36,7 +36,7 @@ def command(prefix: str, as_json: bool, limit: int, **options: Any) -> None:
                     }
                 )
             return
-        rows = list(found)
+        rows = sorted(found, key=lambda each: each.key)
     show(rows)
     if len(rows) == limit:
         click.echo(f"there may be more; these are the first {limit:,} (--limit)", err=True)

@@ -53,4 +53,6 @@ class PoolProcesses:
         self._stack.close()
 
     def _start(self, stack: contextlib.ExitStack, what: str, arguments: list[str]) -> ChildProcess:
-        return stack.enter_context(ChildProcess(what, ["moonpool.cli", *arguments, "--json"]))
+        return stack.enter_context(
+            ChildProcess(what, ["moonpool.cli", *arguments, "--log", "warning", "--json"])
+        )
