@@ -15,7 +15,7 @@ FUNCTION_LINES_MAX = 60
 FILE_BYTES_MAX = 1_000_000
 #: Recorded bytes are binary by nature: these folders may hold small ones.
 BINARY_FOLDERS = (("tests", "golden"),)
-CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cdef|cpdef)\s[^=]*\(")
+CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cdef(?!\s+class\b)|cpdef)\s[^=]*\(")
 
 
 def long_python_functions(tree: ast.AST) -> list[tuple[int, str, int]]:
