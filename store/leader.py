@@ -75,10 +75,11 @@ class Leader:
         #: Keeps the native core of hot methods in step; None with tables of Python.
         self.hot = HotPath(core) if is_native(tables) else None
         core.now_ms = max(now_ms, state.now_ms)
-        self._rebuild_until_ms = core.now_ms + config.rebuild_ms if state.sequence == 0 else 0
-        if state.sequence:
+        self._rebuild_until_ms = core.now_ms + config.rebuild_ms if core.fresh else 0
+        # An empty journal may be one that was lost, until a node comes that never was in a pool.
+        core.silent_until_ms = core.now_ms + config.location_lease_ms
+        if not core.fresh:
             core.free_after_ms = core.now_ms + config.lease_ms_max
-            core.silent_until_ms = core.now_ms + config.location_lease_ms
         self._identity = (name, endpoints, journal_run)
         doubtful = state.sequence > 0 and state.run != journal_run
         self._deposed: str | None = None
@@ -269,8 +270,6 @@ class Leader:
         self._clients.end_clients()
         self._put_ends.end_expired()
         self._puts.end_waits()
-        for entry in core.releases.due(core.now_ms):
-            core.free_quarantined(entry)
         self._nodes.resolve_fenced()
         core.reschedule()
         self._room.open_ahead()

@@ -72,6 +72,9 @@ class LeaderCore:
         #: Nothing that existed before this leader is freed before; and nothing of removals is said before.
         self.free_after_ms = 0
         self.silent_until_ms = 0
+        #: The journal was empty when this leader began; nodes came that another journal knew.
+        self.fresh = state.sequence == 0
+        self.rebuilding = False
         #: Space became free, or a window opened: puts that wait should look again.
         self.space_came = False
         self.put_waiters: list[Callable[[], None]] = []
@@ -286,6 +289,8 @@ class LeaderCore:
 
     def finish(self) -> None:
         """Lets out replies and effects that may leave; called at the end of each call from the shell."""
+        for entry in self.releases.due(self.now_ms):
+            self.free_quarantined(entry)
         if self.space_came:
             self.space_came = False
             for look_again in self.put_waiters:

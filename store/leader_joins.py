@@ -102,6 +102,8 @@ class Joins:
             core.out.epoch_wanted = max(core.out.epoch_wanted, highest + 1)
             raise NotReady(f"the node has seen epoch {highest}; this master raises its own above it first")
         self._check_bounds(old, offers)
+        if old is None:
+            self._meet(highest)
         if old is not None and old.instance != instance:
             self._nodes.node_gone(old)
             old = None
@@ -123,6 +125,19 @@ class Joins:
         needs = Needs(core.counters.last_fact)
         core.hold(Reply(call.connection, call.message_id, None, result), needs)
         return HELD
+
+    def _meet(self, highest: int) -> None:
+        """A node that this journal does not know: has it been in a pool before, whose journal was lost?
+
+        Then leases and locations that nobody here knows of may still be trusted, as after a takeover.
+        """
+        core = self._core
+        if highest:
+            core.rebuilding = True
+            core.free_after_ms = max(core.free_after_ms, core.now_ms + core.config.lease_ms_max)
+            core.silent_until_ms = max(core.silent_until_ms, core.now_ms + core.config.location_lease_ms)
+        elif core.fresh and not core.rebuilding:
+            core.silent_until_ms = 0
 
     def _check_bounds(self, old: NodeRecord | None, offers: Sequence[SegmentOffer]) -> None:
         core = self._core
