@@ -82,7 +82,7 @@ class NodeCore:
     ) -> None:
         self._identity = identity
         self.segments = list(segments)
-        self._fencing = fencing
+        self.fencing = fencing
         self._limits = limits
         self.phase = Phase.AWAY
         self.epoch = max((one.directory.header.epoch for one in segments), default=0)
@@ -94,8 +94,8 @@ class NodeCore:
         self.zero_ms = 0
         self.pins = PinBook(limits.pins_max, limits.pins_per_client_max)
         self._index: dict[int, int] = {}
-        self._holds = Holds(self.pins, fencing)
-        self._reporter = Reporter(self.segments, self._holds, self.pins, limits.report_page_bytes)
+        self.holds = Holds(self.pins, fencing)
+        self._reporter = Reporter(self.segments, self.holds, self.pins, limits.report_page_bytes)
         self.hashing = HashWork(self.segments, limits.jobs_max)
         self.views = Views(self.segments, self._index, self.pins)
         self._said: tuple[list[tuple[PinPlace, int]], int] | None = None
@@ -131,7 +131,7 @@ class NodeCore:
         if not isinstance(reply, list) or len(reply) < 5:
             raise ProtocolError("the master's answer to node_join is not of its shape")
         epoch, node_id, ids, key, settings = reply[:5]
-        self._see(epoch)
+        self.see(epoch)
         good = (
             type(node_id) is int and isinstance(key, bytes) and len(key) == 16 and isinstance(settings, dict)
         )
@@ -144,7 +144,7 @@ class NodeCore:
             self.segments[index].joined(segment_id)
             self._index[segment_id] = index
         self.applied = 0
-        self._holds.join_begins()
+        self.holds.join_begins()
         self.hashing.join_begins()
         self._said = None
         self._page = (0, 0, 0)
@@ -161,7 +161,8 @@ class NodeCore:
         """True when a new join is due: there is none, or its clock comes near its end."""
         return self.phase is Phase.AWAY or now_ms - self.zero_ms >= JOIN_MS_MAX
 
-    def _see(self, epoch: object) -> None:
+    def see(self, epoch: object) -> None:
+        """An epoch in a message of the master's: StaleEpoch for a lower one than one seen."""
         if type(epoch) is not int or not 0 <= epoch < 1 << 23:
             raise ProtocolError(f"the master sent the epoch {epoch!r}")
         if epoch < self.epoch:
@@ -189,7 +190,7 @@ class NodeCore:
         """The page that went out last was taken. After the last one the node is active."""
         if not isinstance(reply, list) or not reply:
             raise ProtocolError("the master's answer to node_report is not of its shape")
-        self._see(reply[0])
+        self.see(reply[0])
         if self._page is not None and self._page[0] == len(self.segments):
             self._page = None
             self.phase = Phase.ACTIVE
@@ -201,10 +202,10 @@ class NodeCore:
 
         What comes before a wrong effect is applied.
         """
-        self._see(epoch)
+        self.see(epoch)
         if type(first) is not int or first < 1 or not isinstance(effects, list):
             raise ProtocolError("the master's effects are not of their shape")
-        if self.phase not in (Phase.REPORTING, Phase.ACTIVE):
+        if not self.takes_effects:
             return
         for number, raw in enumerate(effects, first):
             if number <= self.applied:
@@ -214,15 +215,34 @@ class NodeCore:
                 self.counters["effects_ahead"] += 1
                 return
             effect = read_effect(raw)
-            self._apply(effect, now_ms)
-            self.applied = number
-            self.counters["effects_applied"] += 1
+            self.apply(effect, now_ms)
+            self.note_applied(1)
             if type(effect) is Reset:
                 return
 
-    def _apply(self, effect: Effect, now_ms: int) -> None:
-        index = self._index.get(effect.segment, -1)
-        if index < 0 or self.segments[index].id != effect.segment:
+    @property
+    def takes_effects(self) -> bool:
+        """True between a join and its loss."""
+        return self.phase in (Phase.REPORTING, Phase.ACTIVE)
+
+    def note_applied(self, count: int) -> None:
+        """So many more effects are done."""
+        self.applied += count
+        self.counters["effects_applied"] += count
+
+    def index_of(self, segment_id: int) -> int:
+        """Our number of the segment that the master calls so; -1 for none."""
+        index = self._index.get(segment_id, -1)
+        return index if index >= 0 and self.segments[index].id == segment_id else -1
+
+    def busy_places(self) -> set[PinPlace]:
+        """Places that somebody is concerned with: what an effect does there depends on more than the slot."""
+        return {*self.holds.places(), *self.pins.places(), *self.hashing.places()}
+
+    def apply(self, effect: Effect, now_ms: int) -> None:
+        """Does one effect; ProtocolError when it cannot be."""
+        index = self.index_of(effect.segment)
+        if index < 0:
             raise ProtocolError(f"the master names segment {effect.segment}, which this node does not have")
         segment = self.segments[index]
         if isinstance(effect, Reset):
@@ -245,7 +265,7 @@ class NodeCore:
 
     def _forget(self, place: PinPlace) -> None:
         """A new effect on a slot: what was to be said of it is of the past."""
-        self._holds.forget(place)
+        self.holds.forget(place)
         self.hashing.forget(place)
 
     def _add(self, place: PinPlace, effect: Add, now_ms: int) -> None:
@@ -276,19 +296,19 @@ class NodeCore:
         else:
             # Not here: an ADD that failed its check. Nobody reads what was never shown.
             self._forget(place)
-            self._holds.begin(place, 0, 0, 0)
+            self.holds.begin(place, 0, 0, 0)
             return
         self._forget(place)
-        self._deny(place.segment, offset, size, segment.directory.plain.noted(place.slot), now_ms)
-        ticket = self._fencing.begin(place.segment, offset, size, LANES_ONLY, now_ms)
-        self._holds.begin(place, ticket, offset, size)
+        self.deny(place.segment, offset, size, segment.directory.plain.noted(place.slot), now_ms)
+        ticket = self.fencing.begin(place.segment, offset, size, LANES_ONLY, now_ms)
+        self.holds.begin(place, ticket, offset, size)
 
-    def _deny(self, segment: int, offset: int, size: int, noted: tuple[int, int], now_ms: int) -> None:
+    def deny(self, segment: int, offset: int, size: int, noted: tuple[int, int], now_ms: int) -> None:
         """The grants of a put are refused when its object went before they are over."""
         tag, added_ms = noted
         until = added_ms + self._grant_ms(size) if tag else 0
         if now_ms < until:
-            self._fencing.deny(segment, offset, tag, until)
+            self.fencing.deny(segment, offset, tag, until)
 
     def _grant_ms(self, size: int) -> int:
         """The longest that grants of a put of this size can last after its end."""
@@ -304,9 +324,9 @@ class NodeCore:
         self._forget(place)
         until = self.zero_ms + effect.until_ms
         if effect.put_id and until > now_ms:
-            self._fencing.deny(place.segment, effect.offset, effect.put_id & TAG_MASK, until)
-        ticket = self._fencing.begin(place.segment, effect.offset, effect.length, effect.instance, until)
-        self._holds.begin(place, ticket, effect.offset, effect.length)
+            self.fencing.deny(place.segment, effect.offset, effect.put_id & TAG_MASK, until)
+        ticket = self.fencing.begin(place.segment, effect.offset, effect.length, effect.instance, until)
+        self.holds.begin(place, ticket, effect.offset, effect.length)
 
     def _reset(self, index: int) -> None:
         self.hashing.forget_segment(index)
@@ -316,20 +336,20 @@ class NodeCore:
     @property
     def is_waiting(self) -> bool:
         """True while extents are held or bytes hashed: then `tick` is worth calling often."""
-        return len(self._holds) > 0 or self.hashing.is_busy
+        return len(self.holds) > 0 or self.hashing.is_busy
 
     # ---- acknowledging -------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:
         """Looks for extents that nobody uses any more; True when there is something to say at once."""
-        self._holds.look(now_ms)
-        return bool(self._holds.releases or self.hashing.answers) and self._said is None
+        self.holds.look(now_ms)
+        return bool(self.holds.releases or self.hashing.answers) and self._said is None
 
     def ack_params(self, now_ms: int) -> list[Any] | None:
         """Parameters of `node_ack`; None while one is unanswered, or when there is no join."""
-        if self._said is not None or self.phase not in (Phase.REPORTING, Phase.ACTIVE):
+        if self._said is not None or not self.takes_effects:
             return None
-        places = self._holds.to_say(self._limits.released_per_ack_max)
+        places = self.holds.to_say(self._limits.released_per_ack_max)
         answers = self.hashing.answers
         self._said = (places, len(answers))
         released = [[self.segments[place.segment].id, place.slot] for place, _ in places]
@@ -339,12 +359,12 @@ class NodeCore:
         """The acknowledgement was taken: what it said need not be said again."""
         if not isinstance(reply, list) or not reply:
             raise ProtocolError("the master's answer to node_ack is not of its shape")
-        self._see(reply[0])
+        self.see(reply[0])
         if self._said is None:
             return
         places, answers = self._said
         self._said = None
-        self._holds.said(places)
+        self.holds.said(places)
         self.hashing.said(answers)
 
     # ---- looking in ----------------------------------------------------------------------------------------
@@ -370,8 +390,8 @@ class NodeCore:
             "objects_without_log": sum(one.directory.without_log for one in self.segments),
             "pins": self.pins.total,
             "clients_with_pins": self.pins.holders,
-            "held_extents": len(self._holds),
-            "releases_waiting": self._holds.releases,
+            "held_extents": len(self.holds),
+            "releases_waiting": self.holds.releases,
             "hash_jobs_waiting": self.hashing.jobs,
             "epoch": self.epoch,
             "effect": self.applied,

@@ -85,6 +85,10 @@ class HashWork:
         """The object that is to be shown there."""
         return self._unverified.get(place)
 
+    def places(self) -> list[PinPlace]:
+        """Where objects are to be shown."""
+        return list(self._unverified)
+
     def forget(self, place: PinPlace) -> None:
         """Do not show it."""
         self._unverified.pop(place, None)

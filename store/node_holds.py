@@ -62,6 +62,12 @@ class Holds:
         """How many places wait to be told of."""
         return len(self._released)
 
+    def places(self) -> Iterator[PinPlace]:
+        """Those held, and those to be told of; whole segments aside."""
+        for place in (*self._holds, *self._released):
+            if place.slot != ANY_SLOT:
+                yield place
+
     def at(self, place: PinPlace) -> Hold | None:
         """What holds a place."""
         return self._holds.get(place)

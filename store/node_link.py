@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Final, final
 
 from moonpool.errors import MoonpoolError, PeerGone, ProtocolError
 from moonpool.ids import InstanceId
@@ -20,6 +20,7 @@ from moonpool.rpc.limits import ClientLimits
 from moonpool.store.errors import ERRORS_BY_CODE, NotLeader, error_of_code
 from moonpool.store.node_config import NodeConfig
 from moonpool.store.node_core import NodeCore, Phase
+from moonpool.store.node_packed import PackedEffects
 from moonpool.units import MS_PER_S, NS_PER_MS
 from moonpool.wire.rpc import RpcFault
 
@@ -51,6 +52,7 @@ class MasterLink:
     ) -> None:
         self._config = config
         self._core, self._lock = guarded
+        self._effects = PackedEffects(self._core)
         self._instance = instance
         self._joined = joined
         self._work_came = work_came
@@ -172,7 +174,7 @@ class MasterLink:
             left = until - time.monotonic()
             with self._lock:
                 held = self._core.is_waiting
-            push = client.next_push(max(0.0, min(left, _HELD_LOOK_S) if held else left))
+            push = client.native.next_push(max(0.0, min(left, _HELD_LOOK_S) if held else left))
             if push is not None:
                 self._take(client, push)
             with self._lock:
@@ -186,17 +188,17 @@ class MasterLink:
                 raise PeerGone("the node is closing")
         self._acknowledge(client)
 
-    def _take(self, client: RpcClient, push: tuple[str, list[Any]]) -> None:
+    def _take(self, client: RpcClient, push: tuple[str, bytes]) -> None:
         taken = 0
-        found: tuple[str, list[Any]] | None = push
+        found: tuple[str, bytes] | None = push
         while found is not None:
-            method, params = found
-            if method != "effects" or len(params) != 3:
+            method, packed = found
+            if method != "effects":
                 raise ProtocolError(f"the master pushed {method!r}, which a node does not know")
             with self._lock:
-                self._core.effects(*params, boot_ms())
+                self._effects.take(packed, boot_ms())
             taken += 1
-            found = client.next_push(0.0) if taken < _PUSHES_AT_ONCE else None
+            found = client.native.next_push(0.0) if taken < _PUSHES_AT_ONCE else None
         self.counters["pushes"] += taken
         if self._core.hashing.jobs:
             self._work_came()

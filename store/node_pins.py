@@ -73,6 +73,10 @@ class PinBook:
         """How many pins are on a place."""
         return self._counts.get(place, 0)
 
+    def places(self) -> list[PinPlace]:
+        """Those with a pin."""
+        return list(self._counts)
+
     @property
     def holders(self) -> int:
         """Connections that hold a pin."""

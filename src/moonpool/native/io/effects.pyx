@@ -236,6 +236,7 @@ cdef class SegmentEffects:
         entry.flags |= <uint8_t>(reason << REASON_SHIFT)
         mp_word_to(&self.words[slot], DEAD | object_id)
         self.live_delta -= 1
+        self.busy[slot] = 1  # it is to be told of: what comes later for the slot is not plain
         retired.append((self.number, slot, entry.offset, entry.size, self.tags[slot], self.added_ms[slot]))
         return True
 
@@ -288,8 +289,9 @@ def apply_plain(bytes packed, Py_ssize_t at, uint32_t count, dict segments, uint
                 list freed) -> tuple:
     """Does the plain ones among `count` effects from `at` on, up to the first that is not: (how many, where it begins).
 
-    `segments` maps ids to `SegmentEffects`. What was retired is appended to `retired` as (segment's number, slot, offset,
-    size, tag, time of its ADD), log blocks that became free to `freed` as (segment's number, place in the log, size).
+    `segments` maps ids to `SegmentEffects`. What was retired is marked busy and appended to `retired` as (segment's
+    number, slot, offset, size, tag, time of its ADD); log blocks that became free are appended to `freed` as (segment's
+    number, place in the log, size).
     """
     cdef const char* data = packed
     cdef mp_pack_reader r
