@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from moonpool.store.client_config import ClientConfig
     from moonpool.store.client_io import Io
     from moonpool.store.client_link import MasterLink
+    from moonpool.store.hedging import Hedger
     from moonpool.store.location_cache import LocationCache
     from moonpool.store.segments_view import SegmentsView
     from moonpool.store.value import ValuePool
@@ -30,6 +31,7 @@ class Context:
     link: MasterLink
     segments: SegmentsView
     values: ValuePool
+    hedger: Hedger
     cache: LocationCache | None
 
     async def fetch_segments(self) -> None:

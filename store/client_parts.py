@@ -17,6 +17,7 @@ from moonpool.store.client_config import FIELDS, ClientConfig
 from moonpool.store.client_context import Context
 from moonpool.store.client_link import MasterLink
 from moonpool.store.errors import ForkedPool, MasterUnavailable, PoolClosed, StoreError
+from moonpool.store.hedging import Hedger
 from moonpool.store.location_cache import LocationCache
 from moonpool.store.records import NodeState
 from moonpool.store.segments_view import SegmentsView
@@ -70,6 +71,7 @@ class PoolParts:
         self.ended = PoolClosed
         forget_forks(self)
         await self.context.link.close()
+        await self.context.io.blocking(self.context.hedger.close)
         await self.context.io.blocking(self.calls.desk.close)
         self.context.segments.close()
         await self.context.io.blocking(self._close_owned)
@@ -110,6 +112,7 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
             link=link,
             segments=segments,
             values=ValuePool(engine, config.value_pool_bytes),
+            hedger=Hedger(config.hedge_after_us, config.hedges_max),
             cache=_cache_of(config),
         )
         await context.fetch_segments()

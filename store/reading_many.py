@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from moonpool.errors import PeerError
+from moonpool.errors import MoonpoolError, PeerError
 from moonpool.native.io.memory import BufferHold
-from moonpool.native.io.object_batch import clear_memory
+from moonpool.native.io.object_batch import clear_memory, copy_memory
 from moonpool.native.io.object_calls import Plan
 from moonpool.store.client_config import Verify
 from moonpool.store.client_context import Span
-from moonpool.store.client_io import Work
+from moonpool.store.client_io import BlockingIo, Work, run_now
 from moonpool.store.client_results import GetResult, GetStatus
 from moonpool.store.errors import DestinationTooSmall
-from moonpool.store.reading import LEASE_SHARE, MISS, Reader
+from moonpool.store.hedging import Guard, Staged
+from moonpool.store.location_cache import Location
+from moonpool.store.reading import LEASE_SHARE, MISS, Group, Item, Reader
 from moonpool.units import MIB, NS_PER_MS
 
 if TYPE_CHECKING:
@@ -62,6 +64,15 @@ class Flat(NamedTuple):
         for number, result in alone.items():
             made[number] = result
         return made
+
+
+def take_staged(staged: Sequence[Staged], plan: Plan, room: Room) -> None:
+    """Copies what a second read brought to where the first one, which has ended, did not bring it."""
+    for number, value in staged:
+        if plan.marks[number]:
+            copy_memory(room.address[number], value.address, value.size_bytes)
+            plan.marks[number] = 0
+        value.close()
 
 
 @final
@@ -139,16 +150,69 @@ class ManyReader:
         plan = Plan(reply)
         in_copy = hashing and total >= _HASH_IN_COPY_BYTES
         pairs = plan.prepare(self._ready, *room, in_copy, reader.timeout_ns)
-        if pairs:
-            await context.io.carry([Work._make(pair) for pair in pairs])
+        works = [Work._make(pair) for pair in pairs]
+        guards = self._guards(plan, reply, works) if max(reply.place_counts, default=0) > 1 else ()
+        if works:
+            await context.io.carry(works)
         # What was hashed before it was copied proves nothing once somebody else may have written there.
         in_time = time.monotonic_ns() < sent + int(lease_ms * NS_PER_MS * LEASE_SHARE)
         plan.judge(hashing, in_time)
+        for guard in guards:
+            take_staged(context.hedger.settle(guard), plan, room)
         alone: dict[int, GetResult] = {}
         if any(plan.marks):
             await self._read_alone(keys, (plan, room, sizes), (memory[1], verify), alone)
         reader.note_size(max(sizes, default=0))
         return Flat(plan.marks, sizes, known, alone)
+
+    def _guards(self, plan: Plan, reply: LookupReply, works: Sequence[Work]) -> list[Guard]:
+        """Watches the batches that go over the network, so that a slow one is read from other copies too."""
+        hedger = self._context.hedger
+        if not hedger.is_on:
+            return []
+        return [
+            hedger.watch(work.batch, partial(self._read_again, reply, plan.members(work.batch), work.target))
+            for work in works
+            if not work.target.is_near
+        ]
+
+    def _read_again(self, reply: LookupReply, members: bytes, slow: Target) -> list[Staged]:
+        """Reads the keys of a slow batch from other copies, into values; nothing when one has no other.
+
+        Runs in a thread of the hedger.
+        """
+        groups: dict[int, Group] = {}
+        staged: list[Staged] = []
+        for number in memoryview(members).cast("I"):
+            entry = reply.entry(len(reply) - 1 - number)
+            if entry is None:
+                return []
+            location = Location._make(entry)
+            other = self._other_copy(location, slow)
+            if other is None:
+                return []
+            target, place = other
+            value = self._context.values.take(location.size, location.object_id)
+            span = Span((value,), [value.address], [location.size])
+            group = groups.get(id(target)) or groups.setdefault(id(target), Group(target))
+            group.items.append(Item(number, location, place, span))
+            staged.append(Staged(number, value))
+        works = [group.plan(False, True, self._reader.timeout_ns) for group in groups.values()]
+        run_now(BlockingIo(self._context.engine).carry(works))
+        right = not any(any(group.verdicts(True, False, False)) for group in groups.values())
+        return staged if right else []
+
+    def _other_copy(self, location: Location, slow: Target) -> tuple[Target, tuple[int, int, int]] | None:
+        for place in location.places:
+            if place[0] == slow.info.segment_id:
+                continue
+            try:
+                target = self._context.segments.target(place[0])
+            except MoonpoolError:
+                continue
+            if target is not None and target.peer is not slow.peer:
+                return target, place
+        return None
 
     async def _read_alone(
         self,

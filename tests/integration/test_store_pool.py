@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -129,6 +130,27 @@ def test_replicas_are_on_two_hosts_and_either_will_do(pool: moonpool.Pool, peers
     assert time.monotonic() - started < WAIT_S
     assert pool.put("other", content).status in (PutStatus.STORED, PutStatus.NO_SPACE)
     assert pool.get("k") == content
+
+
+def test_a_node_that_is_stopped_does_not_hold_a_read_up(pool: moonpool.Pool, peers: Peers) -> None:
+    if pool.config.engine.transports == ("shm",):
+        pytest.skip("memory of this host is read without its node")
+    keys = [f"k{number}" for number in range(8)]
+    contents = [bytes([number]) * 50_000 for number in range(8)]
+    assert all(result.replicas == 2 for result in pool.put_many(keys, contents, replicas=2))
+    assert [bytes(value or b"") for value in pool.get_many(keys)] == contents  # connects to both
+    peers.processes[1].send_signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        for key, content in zip(keys, contents, strict=True):
+            assert pool.get(key) == content
+        assert [bytes(value or b"") for value in pool.get_many(keys)] == contents
+        # Alone, one read would wait for stall_timeout_ms: ten seconds.
+        assert time.monotonic() - started < pool.config.engine.stall_timeout_ms / 1_000
+        assert pool.metrics()
+        assert pool._parts.context.hedger.won > 0
+    finally:
+        peers.processes[1].send_signal(signal.SIGCONT)
 
 
 def test_upsert_and_remove_end_the_old_object_for_everyone(pool: moonpool.Pool) -> None:

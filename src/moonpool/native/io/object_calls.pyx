@@ -38,6 +38,9 @@ cdef enum:
     PLAN_MISS = 1
     PLAN_LEFT = 2
 
+# An odd number of many bits, to mix others with.
+cdef uint64_t MIX = <uint64_t>0x5851F42D4C957F2D
+
 
 cdef int carry_one(NativeSegment segment, mp_batch* batch, uint64_t deadline_ns) except -1:
     """Drive a batch of one trusted transfer that lies on the stack: its status."""
@@ -200,10 +203,11 @@ cdef class Plan:
 
     cdef int choose(self, reply_entry* entry, resolve, uint32_t* place) except -2:
         """The group and the place of the nearest copy; of equally near ones another for each object. -1: none."""
-        cdef uint32_t i, at, n = entry.n_places
+        # Mixed, for the master too lets the first places of objects in a row alternate.
+        cdef uint32_t i, at, n = entry.n_places, turn = <uint32_t>((entry.object_id * MIX) >> 40)
         cdef int g, best = -1
         for i in range(n):
-            at = entry.first_place + (i + <uint32_t>entry.object_id) % n
+            at = entry.first_place + (i + turn) % n
             g = self.group_of(self.reply.places[at].segment, resolve)
             if g < 0 or self.groups[g].nearness < 0:
                 continue
@@ -298,6 +302,13 @@ cdef class Plan:
         if self.hashed:
             batch.raw.digest_at[at + 1] = batch.raw.digest_at[at] + (entry.size + DIGEST_CHUNK - 1) // DIGEST_CHUNK
         group.filled += 1
+
+    def members(self, Batch batch not None) -> bytes:
+        """The keys that one of the plan's batches reads, in its order: uint32 each."""
+        for known, keys in zip(self.batches, self.keys):
+            if known is batch:
+                return bytes(keys)
+        raise UsageError("this batch is of another plan")
 
     def judge(self, bint verify, bint trust_copy) -> bool:
         """After all batches ended: marks every key. True when every one that was read is right.
