@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 from moonpool.errors import InternalError, OutOfMemory, UsageError
 
 cdef enum:
-    SLOTS_MAX = 1 << 24
+    SLOTS_MAX = 1 << 30
     PACKED_PLACE = 24         # bytes of one place as ObjectTable.packed_places gives it
     SLOT_IN_PACKED = 16
 

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from moonpool.errors import InternalError, UsageError
 
-SLOTS_MAX: Final = 1 << 24
+SLOTS_MAX: Final = 1 << 30
 
 
 @final
