@@ -63,7 +63,8 @@ EPOCH_MAX: Final = (1 << 23) - 1
 ANY_SLOT: Final = 0xFFFFFFFF
 #: Payload that one chunk digest covers.
 CHUNK_BYTES: Final = 65_536
-SEGMENT_BYTES_MAX: Final = 1 << 46
+#: What `native/table/extents` can count.
+SEGMENT_BYTES_MAX: Final = 1 << 41
 SLOTS_MAX: Final = 1 << 30
 
 
