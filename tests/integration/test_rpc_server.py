@@ -288,6 +288,7 @@ def test_a_killed_server_ends_all_waits(start: Any) -> None:
     assert [type(problem) for problem in problems] == [PeerGone] * 4
     assert client.closed_reason is not None
     client.close()
+    server.process.wait(WAIT_S)
     with pytest.raises(PeerRefused):
         server.connect()
 
