@@ -9,11 +9,12 @@ end the term; `JournalUnavailable` ends the connection, and `attach` goes on ove
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, final
 
-from moonpool.store.errors import JournalFenced, JournalLost, JournalUnavailable
+from moonpool.store.errors import JournalFenced, JournalLost, JournalUnavailable, JournalUnreadable
 from moonpool.store.journal_config import JournalConfig
 from moonpool.store.journal_groups import Group, GroupQueue
 from moonpool.store.leadership import Lease, Won
@@ -24,6 +25,8 @@ from moonpool.units import NS_PER_MS
 
 #: What an entry costs in Redis beside its bytes, roughly: for the bound on the journal.
 ENTRY_BYTES: Final = 40
+_VERSION_MIN: Final = (6, 2)  # XTRIM with MINID
+_LOG: Final = logging.getLogger("moonpool.store.journal")
 #: Pause before a refused append is tried again.
 _RETRY_NS: Final = 100 * NS_PER_MS
 
@@ -312,8 +315,31 @@ class Term:
 
 
 def connect_link(config: JournalConfig, address: RedisAddress) -> RedisLink:
-    """A connection that knows the journal's scripts."""
-    return RedisLink(address, config.timeout_ms, ALL)
+    """A connection that knows the journal's scripts; `JournalUnreadable` for a Redis that is too old."""
+    link = RedisLink(address, config.timeout_ms, ALL)
+    numbers = link.version.split(".")[:2]
+    if not all(each.isdecimal() for each in numbers) or tuple(map(int, numbers)) < _VERSION_MIN:
+        link.close()
+        raise JournalUnreadable(
+            f"Redis at {address.shown} is version {link.version!r}; the journal needs 6.2 or newer, or Valkey"
+        )
+    return link
+
+
+def warn_of_settings(link: RedisLink) -> None:
+    """Says in the log which settings of Redis would lose facts."""
+    about: dict[bytes, bytes] = {}
+    for section in (b"persistence", b"memory"):
+        text = link.call(b"INFO", section)
+        lines = text.split(b"\r\n") if isinstance(text, bytes) else []
+        about |= dict(line.split(b":", 1) for line in lines if b":" in line)
+    if about.get(b"aof_enabled") == b"0":
+        _LOG.warning("Redis at %s keeps no append-only file: a crash of it loses facts", link.address.shown)
+    if about.get(b"maxmemory", b"0") != b"0" and about.get(b"maxmemory_policy") != b"noeviction":
+        _LOG.warning(
+            "Redis at %s may evict keys: a pool that it forgets is lost; set maxmemory-policy noeviction",
+            link.address.shown,
+        )
 
 
 def poll_ms(due_ns: int) -> float:

@@ -33,7 +33,7 @@ from moonpool.store.journal_live import Listener, LiveTerm
 from moonpool.store.journal_mailbox import Mailbox
 from moonpool.store.journal_reader import JournalReader
 from moonpool.store.journal_snapshots import SnapshotDuty
-from moonpool.store.journal_term import Term, connect_link, poll_ms
+from moonpool.store.journal_term import Term, connect_link, poll_ms, warn_of_settings
 from moonpool.store.leadership import EPOCHS_SKIPPED_MAX, Candidacy, Lease, Vacancy, describe, elect, watch
 from moonpool.store.private_redis import PrivateRedis
 from moonpool.store.redis_link import RedisAddress, RedisLink
@@ -279,6 +279,7 @@ class RedisJournal:
         if state.sequence != won.sequence:
             raise JournalLost(f"the journal ends at fact {won.sequence}; {state.sequence} were read")
         term.attach(link)
+        warn_of_settings(link)
         self._snapshots.lead(self._reader, self._clock.now_ns())
         return term
 

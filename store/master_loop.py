@@ -35,6 +35,8 @@ from moonpool.units import NS_PER_MS
 from moonpool.wire.rpc import RpcFault, pack_value
 
 _LOG: Final = logging.getLogger("moonpool.store.master")
+#: A master whose leader fails more often than this ends, for somebody to look at it.
+_FAILURES_MAX: Final = 16
 #: How often a standby's loop looks around without being woken.
 _STANDBY_POLL_MS: Final = 200
 #: Redis answers an append in about this time: sleeping meanwhile would cost a wake-up of some 40 us.
@@ -83,9 +85,12 @@ class MasterLoop:
         while not self._stopping:
             leading = self._leader is not None
             events = self._port.poll(self._config.tick_ms if leading else _STANDBY_POLL_MS)
-            for notice in self._journal.take():
-                self._hear(notice)
-            self._serve(events)
+            try:
+                for notice in self._journal.take():
+                    self._hear(notice)
+                self._serve(events)
+            except Exception as exc:
+                self._failed("its turn failed", exc)
         self._show(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
     def _now_ms(self, now_ns: int) -> int:
@@ -171,13 +176,20 @@ class MasterLoop:
         try:
             leader.request(request.connection, request.message_id, request.method, request.params, now_ms)
         except Exception as exc:
-            # A bug, perhaps with half of a decision made: what the journal has is the truth.
-            _LOG.exception("a request of method %s failed", request.method)
-            self._failures += 1
             self._port.fail(request.connection, request.message_id, exc)
-            reason = f"a request of method {request.method} failed in the leader: {exc!r}"
-            if self._journal.resign(reason):
-                self._end(reason)
+            self._failed(f"a request of method {request.method} failed", exc)
+
+    def _failed(self, what: str, problem: Exception) -> None:
+        """A bug, perhaps with half of a decision made: what the journal has is the truth, and is read again.
+
+        Where that cannot be, or after too many, the problem is raised and ends the master.
+        """
+        _LOG.error("%s in the leader", what, exc_info=problem)
+        self._failures += 1
+        reason = f"{what} in the leader: {problem!r}"
+        if self._leader is None or self._failures > _FAILURES_MAX or not self._journal.resign(reason):
+            raise problem
+        self._end(reason)
 
     def _refuse(self, request: Request) -> None:
         if self._leader is not None:

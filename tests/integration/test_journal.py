@@ -154,6 +154,33 @@ def test_what_was_appended_is_there_after_a_restart(master: Callable[..., Master
     second.settle()
 
 
+def test_the_format_is_as_documented(master: Callable[..., Master], link: RedisLink) -> None:
+    one = master(linger_us=1_000_000).lead()
+    one.append(2, urgent=False)
+    one.append()
+    one.settle()
+    head: Any = link.call(b"HGETALL", b"{moonpool}:head")
+    fields = dict(zip(head[::2], head[1::2], strict=True))
+    assert len(fields.pop(b"journal")) == 32
+    assert fields == {b"version": b"1", b"epoch": b"1", b"sequence": b"3", b"snapshot": b"0"}
+    lease: Any = link.call(b"GET", b"{moonpool}:leader")
+    assert lease.split(b"\n")[1:] == [b"1", b"first", b"first:1"]
+    stream: Any = link.call(b"XRANGE", b"{moonpool}:journal", b"-", b"+")
+    tenants = b"".join(b"\x96\x0b\x01%c\xa8tenant-%d%c\xc4\x00" % (n, n, n) for n in (1, 2, 3))
+    assert stream == [[b"3-0", [b"g", b"\x95\x01\x01\x01\x03\x93" + tenants]]]
+
+
+def test_settings_that_lose_facts_are_told(
+    master: Callable[..., Master], link: RedisLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    link.call(b"CONFIG", b"SET", b"maxmemory", 100 << 20)
+    link.call(b"CONFIG", b"SET", b"maxmemory-policy", b"allkeys-lru")
+    link.call(b"CONFIG", b"SET", b"appendonly", b"no")
+    master().lead()
+    assert "noeviction" in caplog.text
+    assert "append-only" in caplog.text
+
+
 def test_a_killed_leader_is_followed_when_its_lease_ends_and_its_facts_are_refused(
     master: Callable[..., Master], link: RedisLink
 ) -> None:
