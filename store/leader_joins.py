@@ -133,7 +133,9 @@ class Joins:
         """
         core = self._core
         if highest:
-            core.rebuilding = True
+            if core.fresh:
+                core.rebuilding = True
+                self._nodes.hold_back()
             core.free_after_ms = max(core.free_after_ms, core.now_ms + core.config.lease_ms_max)
             core.silent_until_ms = max(core.silent_until_ms, core.now_ms + core.config.location_lease_ms)
         elif core.fresh and not core.rebuilding:

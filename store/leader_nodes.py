@@ -47,7 +47,7 @@ class Nodes:
         #: Segments whose fence came back; they are resolved when old leases have ended.
         self.fenced: set[int] = set()
         #: Of a journal that may lack its end: nodes whose reports may still say that something was removed.
-        #: Until they came, or had time to, no node becomes active.
+        #: Until they came, or had time to, no node becomes active. Of a lost journal nobody knows the nodes.
         self._awaited: set[int] = set()
         self._held_back = doubtful
         self._await_until_ms = core.now_ms + core.config.rejoin_ms
@@ -81,6 +81,11 @@ class Nodes:
             core.out.closes.append(join.connection)
         core.reschedule()
 
+    def hold_back(self) -> None:
+        """Objects come back from directories: which is the newest of a key shows when all nodes had time."""
+        if self._core.now_ms < self._await_until_ms:
+            self._held_back = True
+
     def reports_complete(self, join: Join) -> None:
         """All segments have reported: effects may leave, the node is active."""
         core = self._core
@@ -98,7 +103,8 @@ class Nodes:
     def activate(self) -> None:
         """Makes the nodes active that are here and have reported."""
         core = self._core
-        if self._held_back and self._awaited and core.now_ms < self._await_until_ms:
+        waits = self._awaited or core.rebuilding
+        if self._held_back and waits and core.now_ms < self._await_until_ms:
             return
         self._held_back = False
         for join in core.joins.values():
