@@ -43,13 +43,14 @@ class WriterBook:
         with self._lock:
             writer = self._writers.get(session.session_id)
             if writer is None:
+                self._sweep()  # a number that passed to another process must not keep the one before alive
                 writer = _Writer(session.peer_instance, session.peer_pid)
                 self._writers[session.session_id] = writer
                 self._watch(session.peer_pid)
             writer.handles.add(handle)
 
     def _watch(self, pid: int | None) -> None:
-        if pid is None or (pid in self._pidfds and not self._has_ended(pid)):
+        if pid is None or pid in self._pidfds:
             return
         # Without a descriptor the process is taken to live as long as the session, and after that for ever.
         with contextlib.suppress(OSError):
