@@ -54,8 +54,8 @@ class JournalConfig:
     queue_bytes_max: int = 64 * MIB
     #: Most groups sent and not yet answered.
     groups_in_flight_max: int = 64
-    #: Most bytes of facts in the stream; a snapshot is taken at half of it at the latest, and mutations stop
-    #: at the whole.
+    #: Most bytes of facts in the stream, or twice the last snapshot where that is more; a snapshot is taken
+    #: at half of it at the latest, and mutations stop at the whole.
     journal_bytes_max: int = 128 * MIB
     #: A snapshot is taken when the stream is larger than the last snapshot and than this: it bounds how long
     #: a start takes (about 8 MiB a second), and what snapshots cost.

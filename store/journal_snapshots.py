@@ -71,6 +71,15 @@ class SnapshotDuty:
         """Bytes of groups that the stream holds, about."""
         return self._bytes_before + self._appended
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the stream may grow: up to `journal_bytes_max`, or twice the snapshot where that is more."""
+        return self.journal_bytes < self._limit
+
+    @property
+    def _limit(self) -> int:
+        return max(self._config.journal_bytes_max, 2 * self._bytes)
+
     def counters(self) -> dict[str, int]:
         """For metrics."""
         return {
@@ -170,7 +179,7 @@ class SnapshotDuty:
 
     def _wanted(self, now_ns: int) -> bool:
         enough = max(self._config.snapshot_after_bytes, self._bytes)
-        if self.journal_bytes >= min(enough, self._config.journal_bytes_max // 2):
+        if self.journal_bytes >= min(enough, self._limit // 2):
             return not self._failed_lately(now_ns)
         return self.journal_bytes > 0 and now_ns >= self._next_ns
 

@@ -122,10 +122,7 @@ class RedisJournal:
 
     def room(self) -> bool:
         """False while the queue or the journal is at its bound: no mutation may be decided."""
-        return (
-            self._live.queued_bytes < self.config.queue_bytes_max
-            and self._snapshots.journal_bytes < self.config.journal_bytes_max
-        )
+        return self._live.queued_bytes < self.config.queue_bytes_max and self._snapshots.has_room
 
     def may_answer(self, now_ns: int) -> bool:
         """Whether the leader's lease still holds at this reading of CLOCK_BOOTTIME."""
