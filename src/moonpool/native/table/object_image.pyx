@@ -281,9 +281,11 @@ cdef int load_objects(StoredObjects objects, bytes data) except -1:
     cdef const uint8_t* objects_end
     cdef const PackedHeader* header = <const PackedHeader*>at
     cdef uint64_t took
+    cdef uint32_t checksum
     if len(data) < HEADER_BYTES + CRC_BYTES or memcmp(at, MAGIC, 8):
         raise refuse("it does not begin as one")
-    if zlib.crc32(memoryview(data)[:len(data) - CRC_BYTES]) != (<const uint32_t*>end)[0]:
+    memcpy(&checksum, end, CRC_BYTES)
+    if zlib.crc32(memoryview(data)[:len(data) - CRC_BYTES]) != checksum:
         raise refuse("its checksum is wrong")
     if header.version != VERSION:
         raise refuse(f"its version is {header.version}")
