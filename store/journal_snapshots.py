@@ -73,7 +73,7 @@ class SnapshotDuty:
 
     @property
     def has_room(self) -> bool:
-        """Whether the stream may grow: up to `journal_bytes_max`, or twice the snapshot where that is more."""
+        """Whether the stream may grow: to `journal_bytes_max`, or twice the snapshot where that is more."""
         return self.journal_bytes < self._limit
 
     @property
