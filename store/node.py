@@ -31,8 +31,8 @@ from moonpool.units import MS_PER_S
 class Node:
     """One node. `start` it, or use it as a context manager; `close` is idempotent.
 
-    With `engine` given it shares that engine and leaves it open; its settings then count, not those in the
-    config. Making a node allocates its memory, which raises what `Engine.allocate` raises.
+    With `engine` given it shares that engine, which serves no other node, and leaves it open; the settings of
+    that one count, not those in the config. Making a node allocates its memory: it raises as `Engine.allocate`.
     """
 
     def __init__(self, config: NodeConfig, engine: Engine | None = None) -> None:
@@ -46,6 +46,8 @@ class Node:
         with contextlib.ExitStack() as undo:
             self._own_engine = engine is None
             self.engine = engine or undo.enter_context(Engine(config.engine))
+            self.engine.gate.claim()
+            undo.callback(self.engine.gate.unclaim)
             undo.callback(self._free_memory)
             for number in range(config.segments):
                 name = f"{self.name}/{number}"
@@ -162,6 +164,7 @@ class Node:
         self._hasher.close(bound_s)
         self._fencing.close(bound_s)
         self._free_memory()
+        self.engine.gate.unclaim()
         if self._own_engine:
             self.engine.close()
 

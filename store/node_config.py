@@ -24,6 +24,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "slot_bytes": (64, 1 << 40),
     "log_bytes_per_slot": (16, 64 * KIB),
     "request_timeout_ms": (1, _HOUR_MS),
+    "ack_timeout_ms": (1, _HOUR_MS),
     "connect_timeout_ms": (1, _HOUR_MS),
     "retry_first_ms": (1, 60_000),
     "retry_max_ms": (1, 60_000),
@@ -68,8 +69,10 @@ class NodeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     #: Where `/metrics` and `/healthz` are; None: nowhere.
     http: HttpStatusConfig | None = None
-    #: Longest wait for a master's answer, in milliseconds.
+    #: Longest wait for a master's answer to a join or a report, in milliseconds.
     request_timeout_ms: int = 5_000
+    #: Longest wait for its answer to an acknowledgement, in milliseconds: then another master is asked.
+    ack_timeout_ms: int = 2_000
     #: Longest wait for a connection to a master, in milliseconds.
     connect_timeout_ms: int = 2_000
     #: First pause after all masters failed, in milliseconds; it doubles up to `retry_max_ms`.

@@ -84,7 +84,8 @@ class MasterLink:
         client = self._client
         if client is not None:
             client.close()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         pause_ms = self._config.retry_first_ms
@@ -208,7 +209,8 @@ class MasterLink:
             params = self._core.ack_params(boot_ms())
         if params is None:
             return
-        reply = client.call("node_ack", params, self._timeout_s)
+        # A master that is stopped keeps its connections open: do not wait long for one.
+        reply = client.call("node_ack", params, self._config.ack_timeout_ms / MS_PER_S)
         with self._lock:
             self._core.ack_answered(reply)
         self.counters["acks"] += 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.integration.pool_parts import SEGMENT_BYTES, WAIT_S, Caller, open_master, open_node, until
 
-from moonpool import AccessDenied, Engine
+from moonpool import AccessDenied, Engine, UsageError
 from moonpool.engine.lane_connect import connect_lane
 from moonpool.http_status import HttpStatusConfig
 from moonpool.ids import new_instance_id
@@ -368,7 +368,10 @@ def test_a_node_shares_its_owners_engine(pool: Pool) -> None:
             assert node.wait_active(WAIT_S), node.problem()
             assert node.engine is engine
             assert len(engine.regions) == 2
+            with pytest.raises(UsageError, match="serves a node already"):
+                Node(pool.node.config, engine)
         assert engine.regions == []
+        Node(pool.node.config, engine).close()
         engine.allocate(4096)
 
 

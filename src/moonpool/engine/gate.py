@@ -7,6 +7,7 @@ no transfer of its own that ran when the question came touches the region any mo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Final, final
 
@@ -15,7 +16,7 @@ from moonpool.engine.control import ControlService
 from moonpool.engine.opening import Openings
 from moonpool.engine.peers import io_way
 from moonpool.engine.writers import WriterBook
-from moonpool.errors import MoonpoolError
+from moonpool.errors import MoonpoolError, UsageError
 from moonpool.ids import InstanceId
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
@@ -58,6 +59,16 @@ class Gate:
         self._table, self._server, self._control = parts
         self._book = book
         self._openings = openings
+        self._claimed = threading.Lock()
+
+    def claim(self) -> None:
+        """Makes the caller the one who sets the key, until `unclaim`; UsageError when there is one."""
+        if not self._claimed.acquire(blocking=False):
+            raise UsageError("this engine serves a node already: use another engine, or close that node")
+
+    def unclaim(self) -> None:
+        """Somebody else may set the key."""
+        self._claimed.release()
 
     def set_key(self, key: bytes, zero_ns: int) -> None:
         """From now on only grants made with this key (16 bytes) are right; their clock is 0 at `zero_ns`."""
