@@ -130,8 +130,12 @@ class LeaderCore:
         )
         told = {} if self._is_anothers(entry) else self._quarantine(entry)
         until_ms = self.now_ms + self.config.location_lease_ms
-        # A node that is away stamps nothing: who trusts a location it was told may do so to the end.
-        not_before_ms = self.silent_until_ms if told else max(until_ms, self.silent_until_ms)
+        not_before_ms = self.silent_until_ms
+        if not told:
+            # A node that is away stamps nothing: who trusts a location it was told may do so to the end.
+            space = self.spaces.get(place.segment)
+            unseen_ms = space.unseen_ms if space is not None else 0
+            not_before_ms = max(not_before_ms, (unseen_ms or self.now_ms) + self.config.location_lease_ms)
         return Needs(self.counters.last_fact, told, until_ms, not_before_ms)
 
     def fence(self, place: Place, size: int, put_id: int, client_id: int, deadline_ms: int) -> None:
@@ -225,6 +229,11 @@ class LeaderCore:
             for each in self.state.segments.values()
             if each.state in _RANKS
         }
+        for segment_id, space in self.spaces.items():
+            if segment_id in self.ranks:
+                space.unseen_ms = 0
+            elif not space.unseen_ms:
+                space.unseen_ms = max(1, self.now_ms)
         self.reschedule()
 
     def takes_puts(self, space: SegmentSpace) -> bool:

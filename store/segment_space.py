@@ -45,6 +45,7 @@ class SegmentSpace:
         "segment_id",
         "slot_count",
         "slots",
+        "unseen_ms",
         "windows",
     )
 
@@ -65,6 +66,8 @@ class SegmentSpace:
         self.windows: deque[tuple[int, int]] = deque()
         #: Bytes of extents given to puts that wait for more space.
         self.reserved = 0
+        #: Since when readers are not told of places here; 0 when they are.
+        self.unseen_ms = 0
         self.quarantine: dict[int, Quarantined] = {}
         self.quarantined_bytes = 0
 

@@ -227,6 +227,9 @@ class World:
         message = self.send(connection, method, params)
         if settle and self.auto and message not in self.replies:
             self.settle()
+            if message not in self.replies:
+                # It waits for the word of a node that is away.
+                self.advance(self.config.location_lease_ms + 100)
         assert message in self.replies, f"{method} is not answered"
         error, result = self.replies[message]
         assert error is None, error
