@@ -149,6 +149,10 @@ class Attempt:
     async def run(self) -> list[PutResult | None]:
         """One result a key."""
         reply = await self._start()
+        version = self._context.segments.version
+        if version is None or version[0] != reply.epoch:
+            # Another leader by now, to whom these numbers may mean other segments: nothing is written there.
+            return self._results
         for number in range(len(self._keys)):
             code, places = reply.entry(number)
             if code:

@@ -83,6 +83,8 @@ def pool(request: pytest.FixtureRequest, peers: Peers) -> Iterator[moonpool.Pool
         )
     with moonpool.connect(master, transports=(request.param,)) as pool:
         until(lambda: active_segments(pool) == 2)
+        until(lambda: pool.upsert("probe", b"", replicas=2).replicas == 2)  # both have open windows
+        pool.remove("probe")
         yield pool
 
 
@@ -132,9 +134,8 @@ def test_replicas_are_on_two_hosts_and_either_will_do(pool: moonpool.Pool, peers
     assert pool.get("k") == content
 
 
+@pytest.mark.parametrize("pool", ["tcp"], indirect=True)  # memory of this host is read without its node
 def test_a_node_that_is_stopped_does_not_hold_a_read_up(pool: moonpool.Pool, peers: Peers) -> None:
-    if pool.config.engine.transports == ("shm",):
-        pytest.skip("memory of this host is read without its node")
     keys = [f"k{number}" for number in range(8)]
     contents = [bytes([number]) * 50_000 for number in range(8)]
     assert all(result.replicas == 2 for result in pool.put_many(keys, contents, replicas=2))
@@ -181,12 +182,15 @@ def test_a_full_pool_evicts_and_keeps_what_is_pinned(pool: moonpool.Pool) -> Non
     assert list(pool.list()) == []
 
 
+@pytest.mark.parametrize("pool", ["tcp"], indirect=True)
+def test_what_only_the_network_reaches_cannot_be_viewed(pool: moonpool.Pool) -> None:
+    pool.put("k", b"v")
+    with pytest.raises(moonpool.NotOnThisHost):
+        pool.view("k")
+
+
+@pytest.mark.parametrize("pool", ["shm"], indirect=True)
 def test_views_pin_what_they_show(pool: moonpool.Pool) -> None:
-    if pool.config.engine.transports == ("tcp",):
-        pool.put("k", b"v")
-        with pytest.raises(moonpool.NotOnThisHost):
-            pool.view("k")
-        return
     content = random.Random(8).randbytes(300_000)
     pool.put("k", content)
     view = pool.view("k")
@@ -210,9 +214,8 @@ def test_views_pin_what_they_show(pool: moonpool.Pool) -> None:
     until(lambda: pool.status()["gauges"]["quarantined"] == 0)
 
 
+@pytest.mark.parametrize("pool", ["shm"], indirect=True)
 def test_a_node_killed_under_a_view_leaves_its_bytes(pool: moonpool.Pool, peers: Peers) -> None:
-    if pool.config.engine.transports == ("tcp",):
-        pytest.skip("views need shared memory")
     content = random.Random(9).randbytes(100_000)
     pool.put("k", content)
     view = pool.view("k")
