@@ -42,7 +42,7 @@ class Work:
         if name in ("get", "cached"):
             return await self._reader.get(key, cached=name == "cached")
         if name == "view":
-            return await self._reader.view(key, self._client.process.loop.chance.randint(0, 300 * MS))
+            return await self._reader.view(key, self._client.process.loop.chance.randint(0, 900 * MS))
         if name == "exists":
             return await self._reader.exists(key)
         if name == "remove":

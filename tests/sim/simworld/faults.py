@@ -13,6 +13,7 @@ from simworld.loop import MS
 from simworld.network import NetworkOptions
 
 if TYPE_CHECKING:
+    from simworld.process import Process
     from simworld.world import World
 
 Blow = Callable[["World"], None]
@@ -59,6 +60,14 @@ def _kill_master(world: World) -> None:
         world.later(2_000, lambda: world.restart_master(master.name))
 
 
+def _part_leader(world: World) -> None:
+    """The leader and Redis do not hear each other; everybody else hears both."""
+    leaders = [master for master in world.living_masters() if master.leads]
+    if leaders:
+        world.network.part(leaders[0].process.host, "redis")
+        world.later(2_500, world.network.heal)
+
+
 def _kill_redis(world: World) -> None:
     if world.redis.process.is_alive:
         world.redis.process.kill()
@@ -82,7 +91,33 @@ def _stop_client(world: World) -> None:
     client = world.choose(world.living_clients())
     if client is not None:
         client.process.stop()
-        world.later(6_000, client.process.go_on)
+        world.later(_stop_ms(world), client.process.go_on)
+
+
+def _stop_ms(world: World) -> int:
+    """Mostly shorter than a put may take, sometimes longer than anything."""
+    return 400 if world.loop.chance.random() < 0.4 else 3_000
+
+
+def _stop_writer(world: World) -> None:
+    """The next process that writes mapped memory stops in the middle of it."""
+
+    def strike(process: Process) -> None:
+        process.stop()
+        world.later(_stop_ms(world), process.go_on)
+
+    world.strike_next_writer = strike
+
+
+def _kill_writer(world: World) -> None:
+    """The next process that writes mapped memory dies in the middle of it."""
+
+    def strike(process: Process) -> None:
+        # Not from within the process itself: the kernel does it.
+        world.loop.after(0, process.kill)
+        world.later(500, world.start_client)
+
+    world.strike_next_writer = strike
 
 
 def _kill_client(world: World) -> None:
@@ -161,9 +196,9 @@ def _jump_clock(world: World) -> None:
 
 _SLOW = NetworkOptions(slow_share=0.2, slow_us_max=250 * MS)
 _NODE = (_kill_node, _stop_node)
-_MASTER = (_kill_master, _stop_master)
+_MASTER = (_kill_master, _stop_master, _part_leader)
 _REDIS = (_kill_redis, _stop_redis)
-_CLIENT = (_kill_client, _stop_client)
+_CLIENT = (_kill_client, _stop_client, _stop_writer, _stop_writer, _kill_writer)
 _NETWORK = (_cut, _part, _isolate)
 
 FAULTS: tuple[Fault, ...] = (
@@ -172,7 +207,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="nodes", blows=_NODE),
     Fault(name="masters", blows=_MASTER),
     Fault(name="redis", blows=_REDIS),
-    Fault(name="clients", blows=_CLIENT, every_us_max=600 * MS),
+    Fault(name="clients", blows=_CLIENT, every_us_max=300 * MS),
     Fault(name="network", blows=_NETWORK, every_us_max=600 * MS),
     Fault(name="links", blows=(_cut_node, _cut_node, _cut_lane, _part_node), every_us_max=250 * MS),
     Fault(name="clocks", blows=(_jump_clock,), every_us_max=300 * MS),

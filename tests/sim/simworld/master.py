@@ -38,7 +38,7 @@ class MasterOptions:
 
     make_state: Callable[[], tuple[State, Tables]]
     make_leader: Callable[[tuple[State, Tables], int, int, str, int], Leader]
-    lease_ms: int = 2_000
+    lease_ms: int = 600
     tick_ms: int = 20
     poll_ms: int = 25
     elect_ms: int = 150

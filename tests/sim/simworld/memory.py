@@ -18,15 +18,17 @@ from simworld.loop import Future
 from simworld.network import End, Network
 from simworld.process import Process
 
-PIECE_BYTES = 2_048
+PIECE_BYTES = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOptions:
-    """How long pieces take."""
+    """How long pieces take; now and then a whole copy is slow."""
 
     piece_us_min: int = 5
     piece_us_max: int = 60
+    slow_share: float = 0.15
+    slow_piece_us_max: int = 8_000
 
 
 class SegmentMemory:
@@ -74,6 +76,8 @@ class MappedWriter:
 
     process: Process
     copying: list[Future[None]] = field(default_factory=list)
+    #: Told before each piece: a fault may strike in the middle of a copy.
+    on_piece: Callable[[], None] = lambda: None
 
 
 GrantCheck = Callable[[int, int, int, bytes], bool]
@@ -96,8 +100,11 @@ class Engine:
         network.listen(process, address, self._accept)
 
     def piece_us(self) -> int:
-        chance = self.process.loop.chance
-        return chance.randint(self._options.piece_us_min, self._options.piece_us_max)
+        """How long each piece of one copy takes."""
+        chance, options = self.process.loop.chance, self._options
+        if chance.random() < options.slow_share:
+            return chance.randint(options.piece_us_max, options.slow_piece_us_max)
+        return chance.randint(options.piece_us_min, options.piece_us_max)
 
     def map_for_writing(self, instance: bytes, writer: MappedWriter) -> None:
         """Gives a process of this host the memory; it keeps it as long as it lives."""
@@ -122,7 +129,7 @@ class Engine:
             if memory is None:
                 end.send((number, None))
                 return
-            results.append(await copy_out(self.process, memory, part, self.piece_us))
+            results.append(await copy_out(self.process, memory, part, self.piece_us()))
         end.send((number, results))
 
     async def _serve_write(self, end: End, number: int, body: tuple[int, int, bytes, bytes, int]) -> None:
@@ -134,8 +141,9 @@ class Engine:
             return
         under_way = LandingWrite(memory, offset, len(content))
         self.landing.append(under_way)
+        piece_us = self.piece_us()
         for at in range(0, len(content), PIECE_BYTES):
-            await self.process.sleep(self.piece_us())
+            await self.process.sleep(piece_us)
             if not end.is_open:
                 break  # the rest of the payload never arrives
             memory.write(offset + at, content[at : at + PIECE_BYTES], tag)
@@ -145,27 +153,26 @@ class Engine:
         self.landing.remove(under_way)
 
 
-async def copy_out(
-    process: Process, memory: SegmentMemory, part: ReadPart, piece_us: Callable[[], int]
-) -> bytes:
+async def copy_out(process: Process, memory: SegmentMemory, part: ReadPart, piece_us: int) -> bytes:
     """Reads a range in pieces, as the process that does it goes."""
     source = memory.directory if part.in_directory else memory.data
     read = bytearray()
     for at in range(0, part.length, PIECE_BYTES):
-        await process.sleep(piece_us())
+        await process.sleep(piece_us)
         read += source[part.offset + at : part.offset + min(at + PIECE_BYTES, part.length)]
     return bytes(read)
 
 
 async def copy_in(
-    writer: MappedWriter, memory: SegmentMemory, write: tuple[int, bytes, int], piece_us: Callable[[], int]
+    writer: MappedWriter, memory: SegmentMemory, write: tuple[int, bytes, int], piece_us: int
 ) -> None:
     """Writes mapped memory in pieces, as the writer's process goes, whatever the node does meanwhile."""
     offset, content, tag = write
     copy: Future[None] = Future()
     writer.copying.append(copy)
     for at in range(0, len(content), PIECE_BYTES):
-        await writer.process.sleep(piece_us())
+        writer.on_piece()
+        await writer.process.sleep(piece_us)
         memory.write(offset + at, content[at : at + PIECE_BYTES], tag)
     writer.copying.remove(copy)
     copy.set(None)

@@ -144,7 +144,7 @@ class Reader:
             memory = engine.segments.get(remote.segment)
             if memory is None:
                 return None
-            return [await copy_out(client.process, memory, part, engine.piece_us) for part in parts]
+            return [await copy_out(client.process, memory, part, engine.piece_us()) for part in parts]
         lane = await client.lane(remote)
         if lane is None:
             return None
@@ -172,7 +172,7 @@ class Reader:
                 caller.close()
                 continue
             part = ReadPart(segment, offset, found.size)
-            content = await copy_out(client.process, memory, part, engine.piece_us)
+            content = await copy_out(client.process, memory, part, engine.piece_us())
             if content_digest(content) != found.digest:
                 caller.close()
                 raise ViewChanged(f"{client.named(key)}: a pinned object does not have its digest")

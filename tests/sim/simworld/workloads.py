@@ -34,7 +34,13 @@ _COMMON = {"put": 30, "get": 45, "cached": 20, "exists": 5, "remove": 8}
 
 WORKLOADS: tuple[Workload, ...] = (
     Workload(name="mix", mix={**_COMMON, "upsert": 15, "view": 8}),
-    Workload(name="upserts", mix={"upsert": 45, "get": 25, "cached": 30, "view": 8}, keys=3),
+    Workload(
+        name="upserts",
+        mix={"upsert": 45, "get": 25, "cached": 30, "view": 20},
+        keys=3,
+        capacity_bytes=96 << 10,
+        slots=64,
+    ),
     Workload(name="removes", mix={**_COMMON, "remove": 35, "remove_prefix": 3, "remove_all": 1}, keys=8),
     Workload(
         name="small_pool",
@@ -54,9 +60,12 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload(name="replicas", mix={**_COMMON, "upsert": 10, "view": 5}, replicas=(2, 3)),
     Workload(
         name="hot_key",
-        mix={"put": 15, "upsert": 20, "get": 10, "cached": 45, "remove": 15, "exists": 5},
+        mix={"put": 15, "upsert": 20, "get": 10, "cached": 45, "remove": 15, "exists": 5, "view": 12},
         keys=2,
         sizes=(40, 4_096, 12_000),
+        # Extents come round soon: who writes late writes into somebody else's.
+        capacity_bytes=64 << 10,
+        slots=48,
         think_us=12_000,
     ),
     Workload(name="tenants", mix={**_COMMON, "upsert": 10, "remove_all": 1}, tenants=3, keys=6),

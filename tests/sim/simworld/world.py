@@ -66,6 +66,8 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.clients: list[Client] = []
         self.is_calm = False
+        #: What becomes of the next process that writes mapped memory.
+        self.strike_next_writer: Callable[[Process], None] | None = None
         self._born = 0
         self._processes: list[Process] = []
         self.watch = Watch(self)
@@ -150,8 +152,14 @@ class World:
         link = LeaderLink(process, self.network, list(self.masters), LinkOptions())
         around = Surroundings(self.network, self.engines, self.history, self.values, self.watch, self.notes)
         client = Client(process, link, around, ClientOptions(tenant=tenant, attempts_max=attempts_max))
+        client.writer.on_piece = lambda: self._piece_written(process)
         process.spawn(link.beat_forever())
         return client
+
+    def _piece_written(self, process: Process) -> None:
+        strike, self.strike_next_writer = self.strike_next_writer, None
+        if strike is not None and not self.is_calm:
+            strike(process)
 
     async def _keep_tenants(self, keeper: Client) -> None:
         """Makes the tenants, and again when the journal has forgotten them."""

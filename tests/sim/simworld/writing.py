@@ -94,7 +94,7 @@ class Writer:
                 result.set(False)
                 return
             # Mapped memory is written by this process itself: the deadline was looked at before, not within.
-            await copy_in(client.writer, memory, (offset, content, tag), engine.piece_us)
+            await copy_in(client.writer, memory, (offset, content, tag), engine.piece_us())
             result.set(True)
         else:
             lane = await client.lane(remote)
