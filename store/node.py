@@ -31,8 +31,8 @@ from moonpool.units import MS_PER_S
 class Node:
     """One node. `start` it, or use it as a context manager; `close` is idempotent.
 
-    With `engine` given it shares that engine, which serves no other node, and leaves it open; the settings of
-    that one count, not those in the config. Making a node allocates its memory: it raises as `Engine.allocate`.
+    With `engine` given it shares that engine, which serves no other node, and leaves it open; the engine's
+    settings count then. Making a node allocates its memory: it raises as `Engine.allocate`.
     """
 
     def __init__(self, config: NodeConfig, engine: Engine | None = None) -> None:

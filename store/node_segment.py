@@ -60,16 +60,25 @@ class Reporter:
         self._page_bytes = page_bytes
 
     def records(self, index: int, start: int) -> tuple[list[ReportRecord], int]:
-        """Records of a segment from a slot on, and the slot to go on with, or -1."""
+        """A page of a segment's records, and where to go on, or -1. Begin with 0.
+
+        First come fenced extents in slots that never held an object, then all slots that did.
+        """
         directory = self._segments[index].directory
+        slots = directory.header.slots
         records: list[ReportRecord] = []
         size = 0
-        if start == 0:
-            fenced = self._holds.of_segment(index)
-            records = [_held(slot, hold) for slot, hold in fenced if not directory.word(slot)]
-        for slot in directory.used(start):
+        if start < slots:
+            for slot, hold in sorted(self._holds.of_segment(index)):
+                if slot < start or directory.word(slot):
+                    continue
+                if size >= self._page_bytes:
+                    return records, slot
+                records.append(_held(slot, hold))
+                size += RECORD_BYTES
+        for slot in directory.used(max(0, start - slots)):
             if size >= self._page_bytes:
-                return records, slot
+                return records, slots + slot
             record = self._record(directory, PinPlace(index, slot))
             records.append(record)
             size += RECORD_BYTES + len(record.key)

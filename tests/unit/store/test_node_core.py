@@ -306,6 +306,24 @@ def test_a_long_report_has_pages() -> None:
     assert world.core.phase is Phase.ACTIVE
 
 
+def test_many_fenced_extents_have_pages_too() -> None:
+    world = World(report_page_bytes=200)
+    world.join()
+    world.watch.writers = {(0, slot * 8192, CLIENT) for slot in range(SLOTS)}
+    world.tell(add(3, 9), *[fence(slot) for slot in range(SLOTS) if slot != 3])
+    world.core.join_params(world.now)
+    world.core.joined([3, 9, [70], KEY, SETTINGS])
+    seen: list[int] = []
+    pages = 0
+    while (page := world.core.next_page()) is not None:
+        assert len(page[3]) < 300
+        seen += [record.slot for record in read_records(page[3], SLOTS, CAPACITY)]
+        pages += 1
+        world.core.page_answered([3])
+    assert pages >= 4
+    assert seen == [slot for slot in range(SLOTS) if slot != 3] + [3]
+
+
 def test_reset_leads_to_a_new_join_of_a_new_generation() -> None:
     world = World()
     world.join()
