@@ -86,12 +86,11 @@ class Reports:
 
     def _take(self, join: Join, space: SegmentSpace, record: ReportRecord) -> None:
         core = self._core
-        if record.state == RecordState.HELD:
-            self._quarantine(join, space, record)
-            return
         index = core.objects.find(record.tenant, record.key) if record.key else -1
         stored = core.objects.at(index) if index >= 0 else None
-        if record.state == RecordState.DEAD:
+        if record.state == RecordState.HELD:
+            self._quarantine(join, space, record, _reason_of(record, stored))
+        elif record.state == RecordState.DEAD:
             self._take_dead(space, record, stored)
         elif not record.key:
             # Without its key it cannot be found: an ADD at the end tells the node again what it should be.
@@ -100,7 +99,7 @@ class Reports:
             if stored.object_id == record.object_id:
                 join.confirmed[space.segment_id][record.slot] = CONFIRMED
         elif not self._adopt(join, space, record, stored):
-            self._retire(join, space, record)
+            self._retire(join, space, record, _reason_of(record, stored))
 
     # Complete entries that the table does not have
 
@@ -180,15 +179,15 @@ class Reports:
             space.raise_floor(end)
         return True
 
-    def _retire(self, join: Join, space: SegmentSpace, record: ReportRecord) -> None:
+    def _retire(self, join: Join, space: SegmentSpace, record: ReportRecord, reason: Reason) -> None:
         """Nobody wants the entry: its word must be stamped dead."""
-        if self._quarantine(join, space, record):
+        if self._quarantine(join, space, record, reason):
             return
         # Its extent is given already, or was never opened: only the word matters.
-        effect = (RETIRE, space.segment_id, record.slot, record.object_id, Reason.REMOVED)
+        effect = (RETIRE, space.segment_id, record.slot, record.object_id, reason)
         self._core.send(join, effect)
 
-    def _quarantine(self, join: Join, space: SegmentSpace, record: ReportRecord) -> bool:
+    def _quarantine(self, join: Join, space: SegmentSpace, record: ReportRecord, reason: Reason) -> bool:
         """Keeps a reported extent from being freed with what nobody explains; True when it is quarantined."""
         if space.resolved:
             return record.slot in space.quarantine
@@ -204,7 +203,7 @@ class Reports:
             record.size,
             self._core.free_after_ms,
             object_id=record.object_id,
-            reason=record.reason or Reason.REMOVED,
+            reason=record.reason or reason,
             instance=bytes(16),
         )
         space.quarantine[record.slot] = entry
@@ -228,11 +227,11 @@ class Reports:
             here = any(
                 each.segment == space.segment_id and each.slot == record.slot for each in stored.places
             )
+            reason = Reason.EVICTED if record.reason == Reason.EVICTED else Reason.DAMAGED
             if ended or (here and len(stored.places) == 1):
-                reason = Reason.REMOVED if ended else Reason.DAMAGED
-                self._end(stored, reason)
+                self._end(stored, Reason.REMOVED if ended else reason)
             elif here:
-                self.drop_place(stored, space.segment_id, Reason.DAMAGED)
+                self.drop_place(stored, space.segment_id, reason)
             return
         unknown = bool(record.key) and not core.state.knows(record.object_id)
         if not (ended and unknown) or core.state.settled or not core.state.adopting:
@@ -292,14 +291,14 @@ class Reports:
                     self._drop_taken(stored, segment_id)
 
     def _drop_taken(self, stored: StoredObject, segment_id: int) -> None:
-        """Ends a place whose slot belongs to something else; nothing of its extent is given back for it."""
+        """Ends a place whose slot was given on, as the journal forgot; nothing of it is given back."""
         core = self._core
         gone = tuple(each for each in stored.places if each.segment == segment_id)
         if len(stored.places) == 1:
             pair = ((stored.object_id, stored.key),)
-            core.commit(facts.ObjectsGone(Reason.DAMAGED, stored.tenant, pair))
+            core.commit(facts.ObjectsGone(Reason.EVICTED, stored.tenant, pair))
         else:
-            fact = facts.PlaceGone(stored.object_id, stored.tenant, stored.key, segment_id, Reason.DAMAGED)
+            fact = facts.PlaceGone(stored.object_id, stored.tenant, stored.key, segment_id, Reason.EVICTED)
             core.commit(fact)
         core.removed_events(stored.tenant, [(stored.key, gone)])
 
@@ -321,3 +320,10 @@ class Reports:
                 0,
             ),
         )
+
+
+def _reason_of(record: ReportRecord, stored: StoredObject | None) -> Reason:
+    """Why nobody wants an entry. Only what ended for good may be called removed: it stays dead everywhere."""
+    if stored is None:
+        return Reason.REMOVED
+    return Reason.EVICTED if stored.object_id == record.object_id else Reason.REPLACED
