@@ -92,7 +92,7 @@ are plain.
 CALLERS: Mapping[Caller, str] = {
     Caller.ANYONE: "### Of anyone\n\nThese need no join.\n",
     Caller.CLIENT: "### Of clients\n\nAfter `client_join` on the same connection.\n",
-    Caller.NODE: "### Of nodes\n\nAfter `node_join` on the same connection, where the pushes `effects` come.\n",
+    Caller.NODE: "### Of nodes\n\nAfter `node_join` on the same connection, which also brings the pushes.\n",
 }
 RPC_MEANINGS: Mapping[RpcCode, str] = {
     RpcCode.UNKNOWN_METHOD: "no method has that name",
