@@ -29,6 +29,8 @@ _OPEN: Final = 0
 _ENDED: Final = 1
 _DROPPED: Final = 2
 _EXPIRED_AT_ONCE: Final = 256
+#: Codes after which an entry is not open any more.
+_ENDING: Final = frozenset({EntryCode.OK, EntryCode.EXISTS, EntryCode.NO_SPACE})
 
 
 @final
@@ -55,13 +57,18 @@ class PutEnds:
         stored: list[tuple[bytes, tuple[Place, ...]]] = []
         codes: list[tuple[int, int]] = []
         before = core.counters.last_fact
+        put = core.puts.get(put_id)
+        if put is not None and put.client != call.client.client_id:
+            put = None
+        ended: set[int] = set()
         for row in rows:
-            put = core.puts.get(put_id)
-            if put is None or put.client != call.client.client_id:
+            if put is None or row[0] in ended:
                 codes.append((EntryCode.UNKNOWN_PUT, 0))
                 continue
             code, object_id, places = self._end_entry(put, row, needs, keys)
             codes.append((code, object_id))
+            if code in _ENDING:
+                ended.add(row[0])
             if code == EntryCode.OK:
                 stored.append((put.entries[row[0]].key, places))
         core.stored_events(call.tenant, stored)
