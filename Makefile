@@ -13,18 +13,18 @@ NATIVE_MODE := $(or $(MOONPOOL_NATIVE),auto)
 NATIVE_SOURCES := $(shell find src/moonpool/native -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.c')
 
 # The folders store/, bench/, kernels/ and conductor/ must not be importable by their bare names from the root.
-demo test bench bench-engine sanitize: export PYTHONSAFEPATH := 1
+demo test bench bench-engine bench-pool sanitize: export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test build check format docs bench bench-engine sanitize lab pythons clean
+.PHONY: help demo test build check format docs bench bench-engine bench-pool sanitize lab pythons clean
 
 help:  ## list the targets
 	@echo "usage: make TARGET"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-demo: build  ## two processes move bytes through shared memory and tcp: live table, every byte checked
+demo: build $(STAMPS)/test-system  ## request traffic through a master, two nodes and four workers: every byte checked
 	$(BIN)/moonpool demo
 
 test: build $(STAMPS)/test-system  ## the test suite (choose with TESTS=, PYTEST_ARGS=)
@@ -41,6 +41,7 @@ format: build  ## rewrite the Python sources in the house style
 
 docs: build  ## write the generated pages of docs/ anew
 	$(BIN)/python .ci/configuration_page.py docs/configuration.md
+	$(BIN)/python .ci/configuration_page.py --store docs/store/configuration.md
 	$(BIN)/python .ci/rpc_page.py docs/rpc.md
 
 bench: build  ## micro-benchmarks of kernels and codecs, then a short engine run
@@ -50,6 +51,10 @@ bench: build  ## micro-benchmarks of kernels and codecs, then a short engine run
 bench-engine: build  ## the engine against its peers and the bare-C ceiling, paired; fills the table in README
 	$(BIN)/python -m moonpool.bench.peers_setup || echo "going on without the peers named above"
 	$(BIN)/python -m moonpool.bench.engine --update-readme
+
+bench-pool: build $(STAMPS)/test-system  ## the store against Mooncake and redhare, paired; fills the table in README
+	$(BIN)/python -m moonpool.bench.peers_setup mooncake-0.3.13 redhare-0.6.0 || echo "going on without the peers named above"
+	$(BIN)/python -m moonpool.bench.pool --update-readme
 
 sanitize: build $(STAMPS)/test-system  ## unit, contract and native tests under ASan and UBSan
 	bash .ci/sanitize $(BIN)/python

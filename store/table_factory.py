@@ -24,6 +24,7 @@ class TableConfig:
     objects_max: int = 1 << 26
     #: Evicted objects remembered for each segment (s3fifo), about 24 bytes each.
     ghosts_max: int = 1 << 16
+    #: Puts started and not ended.
     open_puts_max: int = 1 << 16
     #: Keys of all open puts together.
     open_entries_max: int = 1 << 20

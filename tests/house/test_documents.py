@@ -147,3 +147,19 @@ def test_the_configuration_page_names_every_field_of_the_class(tree: Any) -> Non
     page = (tree.root / "docs" / "configuration.md").read_text()
     missing = [field.name for field in dataclasses.fields(EngineConfig) if f"| `{field.name}` |" not in page]
     assert missing == []
+
+
+def test_the_page_of_the_stores_settings_is_fresh_and_complete(tree: Any) -> None:
+    script = load_script(tree.root / ".ci" / "configuration_page.py")
+    rows = script.store_rows()
+    undocumented = [f"[{section}] {row.name}" for section in rows for row in rows[section] if not row.meaning]
+    assert undocumented == [], "document these fields by `#:` lines above them"
+    page = (tree.root / "docs" / "store" / "configuration.md").read_text()
+    assert page == script.render_store(), "run `make docs`"
+
+
+def test_the_page_of_the_stores_settings_names_every_table_that_is_read(tree: Any) -> None:
+    from moonpool.cli.pool_options import SECTIONS
+
+    script = load_script(tree.root / ".ci" / "configuration_page.py")
+    assert sorted(section for section, *_ in script.STORE_SECTIONS) == sorted(SECTIONS)

@@ -54,7 +54,7 @@ def write_trace(path: Path) -> Path:
 
 
 def left_behind(folder: str) -> str:
-    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10)
+    processes = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10)
     return "\n".join(line for line in processes.stdout.splitlines() if folder in line)
 
 
