@@ -113,11 +113,12 @@ class EventPublisher:
 
     def __init__(self, config: EventPublisherConfig, stream: str) -> None:
         self.config: Final = config
-        self.stream: Final = stream
+        self.stream = stream
         self._zmq = load_zmq()
         self._topic = config.topic.encode()
         self._next = 1
-        self._queue: deque[tuple[int, float, list[ObjectEvent]]] = deque()
+        # Of each batch: its stream, number, time and events; number 0 begins a stream.
+        self._queue: deque[tuple[str, int, float, list[ObjectEvent]]] = deque()
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._published = self._dropped = self._replayed = self._refused = 0
@@ -139,6 +140,14 @@ class EventPublisher:
         self._thread = threading.Thread(target=self._run, name="moonpool-events", daemon=True)
         self._thread.start()
 
+    def begin(self, stream: str) -> None:
+        """Begins a stream: its numbers start at 1, and batches of the one before cannot be replayed any
+        more.
+        """
+        self.stream = stream
+        self._next = 1
+        self._queue.append((stream, 0, 0.0, []))
+
     def publish(self, events: Sequence[ObjectEvent]) -> bool:
         """Queues one batch; never waits. False when it was dropped, which readers see as a gap."""
         whole = True
@@ -148,7 +157,7 @@ class EventPublisher:
                 self._dropped += 1
                 whole = False
             else:
-                self._queue.append((sequence, time.time(), batch))
+                self._queue.append((self.stream, sequence, time.time(), batch))
         if not self._closing:
             os.eventfd_write(self._wake, 1)
         return whole
@@ -205,8 +214,12 @@ class EventPublisher:
 
     def _send_queued(self) -> None:
         while self._queue:
-            sequence, stamp_s, events = self._queue.popleft()
-            payload = encode_events(self.stream, stamp_s, events)
+            stream, sequence, stamp_s, events = self._queue.popleft()
+            if not sequence:
+                self._kept.clear()
+                self._kept_bytes = 0
+                continue
+            payload = encode_events(stream, stamp_s, events)
             self._sender.send_multipart((self._topic, encode_sequence(sequence), payload))
             self._published += 1
             self._kept.append((sequence, payload))

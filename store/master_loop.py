@@ -122,6 +122,8 @@ class MasterLoop:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._offset_ms = elected.state.now_ms - now_ns // NS_PER_MS
         self._epoch = elected.epoch
+        if self._publisher is not None:
+            self._publisher.begin(f"{self._identity.name}/{elected.epoch}")
         self._next_page_ns = 0
         self._durable = elected.state.sequence
         tables = replace(self._make_tables(), objects=elected.state.objects)

@@ -109,6 +109,20 @@ def test_a_replay_is_bounded_and_ends_with_a_mark(connect: Connect, publisher: E
     assert publisher.counters()["event_batches_replayed"] == 8
 
 
+def test_a_new_stream_counts_from_1_and_forgets_the_one_before(
+    connect: Connect, publisher: EventPublisher
+) -> None:
+    reader = subscribed(connect, publisher)
+    publisher.begin("leader-2")
+    publisher.publish([STORED])
+    _, number, payload = receive(reader)
+    assert decode_events(decode_sequence(number), payload).stream == "leader-2"
+    assert decode_sequence(number) == 1
+    dealer = connect(zmq.DEALER, publisher.replay_endpoint)
+    dealer.send_multipart([b"", encode_sequence(1)])
+    assert [decode_sequence(receive(dealer)[2]) for _ in range(2)] == [1, END_OF_REPLAY]
+
+
 def test_garbage_on_the_replay_socket_is_counted_and_hurts_nobody(
     connect: Connect, publisher: EventPublisher
 ) -> None:
@@ -131,3 +145,49 @@ def test_a_taken_port_is_a_typed_error_and_leaves_nothing_open(publisher: EventP
         EventPublisher(EventPublisherConfig(endpoint=publisher.endpoint), "leader-2")
     with pytest.raises(NameInUse):
         EventPublisher(EventPublisherConfig(replay_endpoint=publisher.endpoint), "leader-2")
+
+
+def test_a_master_publishes_what_happens_to_objects(connect: Connect) -> None:
+    from moonpool.store.client import connect as connect_pool
+    from moonpool.store.journal_config import JournalConfig
+    from moonpool.store.master import Master
+    from moonpool.store.master_config import MasterConfig
+    from moonpool.store.master_service_config import MasterServiceConfig
+    from moonpool.store.node import Node
+    from moonpool.store.node_config import NodeConfig
+
+    config = MasterServiceConfig(
+        journal=JournalConfig(address="memory://"),
+        name="m",
+        endpoints=("127.0.0.1:0",),
+        rules=MasterConfig(events=True),
+        events=EventPublisherConfig(),
+    )
+    with (
+        Master(config) as master,
+        Node(NodeConfig(addresses=(master.address,), name="n", segment_bytes=1 << 20)) as node,
+        connect_pool(master.address) as pool,
+    ):
+        assert node.wait_active(30)
+        reader = connect(zmq.SUB, master.events_endpoint)
+        reader.subscribe(b"")
+        seen: list[tuple[str, tuple[bytes, ...]]] = []
+        number = 0
+        deadline = time.monotonic() + WAIT_MS / 1e3
+        # What happened before the subscription reached the master is not seen: objects until one is.
+        while not any(kind == "ObjectsRemoved" for kind, _ in seen) and time.monotonic() < deadline:
+            number += 1
+            assert pool.put(f"key-{number}", b"x").stored
+            pool.remove(f"key-{number}")
+            while reader.poll(20):
+                _, sequence, payload = reader.recv_multipart()
+                batch = decode_events(decode_sequence(sequence), payload)
+                assert batch.stream == "m/1"
+                for event in batch.events:
+                    assert isinstance(event, ObjectsStored | ObjectsRemoved)
+                    assert (event.tenant, event.node, event.tier) == ("default", "n", Tier.HOST)
+                    seen.append((type(event).__name__, event.keys))
+    removed = [keys for kind, keys in seen if kind == "ObjectsRemoved"]
+    stored = [keys for kind, keys in seen if kind == "ObjectsStored"]
+    assert removed, seen
+    assert set(stored) & set(removed), "an object came and went"

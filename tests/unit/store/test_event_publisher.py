@@ -94,10 +94,10 @@ def test_a_full_queue_drops_counts_and_leaves_a_gap(monkeypatch: pytest.MonkeyPa
     try:
         assert [publisher.publish([STORED]) for _ in range(4)] == [True, True, False, False]
         assert publisher.counters()["event_batches_dropped"] == 2
-        assert [sequence for sequence, _, _ in publisher._queue] == [1, 2]
+        assert [sequence for _, sequence, _, _ in publisher._queue] == [1, 2]
         publisher._queue.clear()
         publisher.publish([STORED])
-        assert [sequence for sequence, _, _ in publisher._queue] == [5], "the lost ones keep their numbers"
+        assert [sequence for _, sequence, _, _ in publisher._queue] == [5], "the lost ones keep their numbers"
     finally:
         monkeypatch.setattr(EventPublisher, "_send_queued", sending)
         publisher.close()
