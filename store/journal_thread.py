@@ -38,6 +38,7 @@ from moonpool.store.leadership import EPOCHS_SKIPPED_MAX, Candidacy, Lease, Vaca
 from moonpool.store.private_redis import PrivateRedis
 from moonpool.store.redis_link import RedisAddress, RedisLink
 from moonpool.store.redis_resp import RedisRefusal
+from moonpool.store.redis_runs import NO_RUN, run_of, vouch
 from moonpool.store.redis_scripts import Keys
 from moonpool.store.state import State
 from moonpool.store.tables import ObjectTable
@@ -82,6 +83,7 @@ class RedisJournal:
         )
         self._reader = JournalReader(self._keys, make_objects)
         self._terms = 0
+        self._server_run = NO_RUN
         self._snapshots = SnapshotDuty(config, self._keys)
         self._live = LiveTerm(self._mail, self._snapshots, listener)
         self._links_polled = select.POLLIN if listener is None else 0
@@ -177,7 +179,7 @@ class RedisJournal:
         self._snapshots.close()
         self._mail.close()
         if self._private is not None and release:
-            self._private.leave()
+            self._private.leave(self._server_run)
         elif self._private is not None:
             self._private.forsake()
 
@@ -228,7 +230,16 @@ class RedisJournal:
             address = self._private.ensure(self._stopped)
         else:
             address = RedisAddress.parse(self.config.address)
-        return connect_link(self.config, address)
+        link = connect_link(self.config, address)
+        try:
+            if self._private is not None and self._private.goes_on_with:
+                vouch(link, self._keys, self._private.goes_on_with)
+                self._private.goes_on_with = ""
+            self._server_run = run_of(link, self._keys)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _stand_by(self, link: RedisLink) -> Term | None:
         """Follows the journal until this master is elected; None when closing."""
@@ -259,7 +270,7 @@ class RedisJournal:
         new_journal = os.urandom(16).hex().encode()
         candidacy = Candidacy(self._token, self._about, self.config.lease_ms, new_journal)
         above = self._reader.epoch
-        if self._reader.state.run not in ("", link.run_id):
+        if self._reader.state.run not in ("", self._server_run.name):
             # Another run of Redis may have forgotten the last elections, and no epoch may be given twice: an
             # object id would mean two objects. By chance, for what was forgotten may have begun here too.
             above += 1 + secrets.randbelow(EPOCHS_SKIPPED_MAX)
@@ -303,7 +314,7 @@ class RedisJournal:
         self._live.connected(link)
         self.role = "leader"
         self._trouble = ""
-        self._mail.tell(Elected(state, term.queue.epoch, self._terms, link.run_id))
+        self._mail.tell(Elected(state, term.queue.epoch, self._terms, self._server_run.name))
         reason = "this master is closing"
         connected = True
         try:

@@ -30,6 +30,7 @@ from moonpool.store.errors import JournalUnavailable
 from moonpool.store.redis_file_sync import FileSync
 from moonpool.store.redis_link import RedisAddress, RedisLink
 from moonpool.store.redis_resp import RedisRefusal, pack_command
+from moonpool.store.redis_runs import NO_RUN, CleanMark, Run
 from moonpool.units import MS_PER_S
 
 SOCKET_NAME: Final = "redis.sock"
@@ -87,6 +88,10 @@ class PrivateRedis:
         self._child = 0
         self._users = -1
         self._sync: FileSync | None = None
+        self._mark = CleanMark(self.folder, FILES_NAME)
+        self._ended_run = ""
+        #: The run that the server started here goes on with, until somebody has told the server; or "".
+        self.goes_on_with = ""
         #: How often a server was started here, by this object.
         self.starts = 0
 
@@ -132,13 +137,13 @@ class PrivateRedis:
             os.close(lock)
         return False
 
-    def leave(self) -> None:
-        """This master uses the server no more: the last one to leave stops it."""
+    def leave(self, run: Run = NO_RUN) -> None:
+        """This master uses the server no more: the last one to leave stops it, which was of that run."""
         if self._users < 0:
             return
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.stop()
+            self.stop(run)
         except BlockingIOError:
             pass  # another master uses it
         finally:
@@ -153,13 +158,17 @@ class PrivateRedis:
             os.close(self._users)
             self._users = -1
 
-    def stop(self) -> None:
-        """Ends the server, whoever started it, and waits until it is gone; its facts stay in its file."""
+    def stop(self, run: Run = NO_RUN) -> None:
+        """Ends the server, whoever started it, and waits until it is gone; its facts stay in its file.
+
+        If it is of this run, the next one goes on with it.
+        """
         if not self.folder.is_dir() or not self.alive():
             self._reap()
             return
         end = time.monotonic() + _STOP_S
         pid = asked = 0
+        self._ended_run = ""
         while self.alive():
             if asked % _ASK_EVERY == 0:
                 # It may refuse for a moment, while it writes its first file.
@@ -172,6 +181,8 @@ class PrivateRedis:
             self._reap()
             time.sleep(_LOOK_S)
         self._reap()
+        if run.name and self._ended_run == run.server:
+            self._mark.leave(run.name)
 
     def _ask_to_stop(self) -> int:
         try:
@@ -187,6 +198,7 @@ class PrivateRedis:
             link.send(pack_command(b"SHUTDOWN", b"NOSAVE"), 0)
         finally:
             link.close()
+        self._ended_run = link.run_id
         return link.process_id
 
     def _use(self) -> bool:
@@ -233,6 +245,7 @@ class PrivateRedis:
                 return  # one lives: it is starting, stopped or overloaded
             program = find_server()
             self._reap()
+            self.goes_on_with = self._mark.take()
             words = [word for option in (("--dir", str(self.folder)), *_OPTIONS) for word in option]
             self._child = os.posix_spawn(
                 program,

@@ -46,6 +46,11 @@ class Keys:
         return f"{{{self.prefix}}}:leader".encode()
 
     @property
+    def run(self) -> bytes:
+        """String: the id of a server, and the name of the run that it goes on with."""
+        return f"{{{self.prefix}}}:run".encode()
+
+    @property
     def journal(self) -> bytes:
         """Stream of groups; an entry's id is the last sequence in its group."""
         return f"{{{self.prefix}}}:journal".encode()
