@@ -1,20 +1,23 @@
-"""The leader against plain dictionaries, under any order of requests, journal marks, nodes' answers and takeovers."""
+"""The leader against dictionaries, under any order of requests, journal marks, answers and takeovers."""
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.store.core_world import ModelNode, World, chunks_of, digest_of, segment_map
 
 from moonpool.native.table.stored import extent_bytes
 from moonpool.store import facts
 from moonpool.store.facts import decode_fact
 from moonpool.store.master_config import MasterConfig
 from moonpool.store.records import NodeState
-from tests.unit.store.core_world import ModelNode, World, chunks_of, digest_of
+from moonpool.store.state import State
+from moonpool.store.table_factory import TableConfig, native_tables, twin_tables
 
 KIB = 1024
 CONFIG = MasterConfig(
@@ -95,6 +98,8 @@ class StrictNode(ModelNode):
 class LeaderMachine(RuleBasedStateMachine):
     """Everything that can happen to a leader, one thing at a time."""
 
+    make_tables = staticmethod(twin_tables)
+
     def __init__(self) -> None:
         super().__init__()
         self.oracle = Oracle()
@@ -106,20 +111,19 @@ class LeaderMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1000), hosts=st.integers(1, 3))
     def start(self, seed: int, hosts: int) -> None:
-        self.world = World(config=CONFIG, seed=seed)
+        self.world = World(config=CONFIG, seed=seed, make_tables=self.make_tables)
         self.world.auto = False
+        self.standby = State(self.make_tables(TableConfig()).objects)
         self.shuffle = random.Random(seed)
         self.known: list[ModelNode] = []
         for at in range(3):
             self._new_node(f"n{at}", f"h{at % hosts}")
-        self.durable = len(self.world.journal)
+        self._durable_now()
         self.client = self.world.client()
 
     def _new_node(self, name: str, host: str) -> None:
-        node = StrictNode(name, host, self.world.random.randbytes(16), [])
-        from tests.unit.store.core_world import segment_map
-
-        node.segments = [segment_map(f"{name}-0", 192 * KIB, 24)]
+        maps = [segment_map(f"{name}-0", 192 * KIB, 24)]
+        node = StrictNode(name, host, self.world.random.randbytes(16), maps)
         self.known.append(node)
         self.world.join(node)
 
@@ -169,9 +173,7 @@ class LeaderMachine(RuleBasedStateMachine):
         ready = self._ready()
         if ready:
             message = self.puts.pop(ready[turn % len(ready)])[0]
-            self.world.call(
-                self.client, "put_abort", [self.world.replies[message][1][2], None], settle=False
-            )
+            self.world.call(self.client, "put_abort", [self.world.replies[message][1][2], None], settle=False)
 
     @rule(chosen=st.lists(keys, min_size=1, max_size=3), refuse=st.booleans(), force=st.booleans())
     def remove(self, chosen: list[bytes], refuse: bool, force: bool) -> None:
@@ -210,8 +212,16 @@ class LeaderMachine(RuleBasedStateMachine):
 
     @rule()
     def persist(self) -> None:
+        """All facts are durable: a standby that read them as bytes has the leader's state."""
         self.world.persist()
+        self._durable_now()
+
+    def _durable_now(self) -> None:
         self.durable = len(self.world.journal)
+        while self.standby.sequence < self.durable:
+            self.standby.apply(decode_fact(self.world.journal[self.standby.sequence]))
+        if self.standby.sequence == self.world.leader.state.sequence:
+            assert self.standby.state_hash() == self.world.leader.state.state_hash()
 
     @rule(turn=st.integers(0, 5))
     def answer(self, turn: int) -> None:
@@ -242,7 +252,7 @@ class LeaderMachine(RuleBasedStateMachine):
             node.instance = self.world.random.randbytes(16)
             node.directory.clear()
         self.world.join(node)
-        self.durable = len(self.world.journal)
+        self._durable_now()
 
     @rule()
     def new_client(self) -> None:
@@ -267,6 +277,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.world.now_ms = old.now_ms
         self.oracle, self.counted = Oracle(), 0
         self.durable = kept
+        self.standby = State(self.make_tables(TableConfig()).objects)
         self.puts.clear()
         self.removals.clear()
         self.client = self.world.client()
@@ -312,7 +323,7 @@ class LeaderMachine(RuleBasedStateMachine):
             slots = [row[2] for row in rows]
             assert len(set(slots)) == len(slots)
             rows.sort()
-            for (start, size, _), (following, _, _) in zip(rows, rows[1:], strict=False):
+            for (start, size, _), (following, _, _) in pairwise(rows):
                 assert start + extent_bytes(size) <= following
 
     def _removed_is_dead(self) -> None:
@@ -356,5 +367,13 @@ class LeaderMachine(RuleBasedStateMachine):
         assert not world.leader.core.holds.ending
 
 
+class NativeLeaderMachine(LeaderMachine):
+    """The same on native tables."""
+
+    make_tables = staticmethod(native_tables)
+
+
 TestLeader = LeaderMachine.TestCase
 TestLeader.settings = settings(stateful_step_count=40)
+TestNativeLeader = NativeLeaderMachine.TestCase
+TestNativeLeader.settings = settings(stateful_step_count=40)

@@ -328,6 +328,7 @@ class World:
     def takeover(self, *, durable: int | None = None, epoch: int | None = None) -> World:
         """A new leader on the facts that were durable; nodes have not joined it yet."""
         state = self.replayed(durable)
+        assert state.sequence == (len(self.journal) if durable is None else durable)
         tables = self.make_tables(TableConfig())
         restored = State.restore(state.snapshot_chunks(), tables.objects)
         assert restored.state_hash() == state.state_hash()
