@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 from moonpool.errors import MoonpoolError
 from moonpool.native.io.memory import BufferHold
 from moonpool.native.io.object_batch import clear_memory
-from moonpool.native.io.object_calls import read_object, write_object
+from moonpool.native.io.object_calls import read_confirmed, read_object, read_word, write_object
 from moonpool.store.client_io import run_now
 from moonpool.store.client_results import GetResult, GetStatus, PutResult, PutStatus
+from moonpool.store.directory import word_offset
 from moonpool.store.keys import as_key
+from moonpool.store.location_cache import Location
 from moonpool.store.records import EntryCode
 from moonpool.store.writing import Written, end_written
 from moonpool.units import MIB, MS_PER_S, NS_PER_MS
@@ -52,37 +54,99 @@ class Quick:
         self._reader = reader
         self._timeout_s = context.config.request_timeout_ms / MS_PER_S
         self._read_ns = context.config.read_timeout_ms * NS_PER_MS
-        #: A location cache has its own way, and must see every look-up.
-        self._reads = context.cache is None
+        self._cache = context.cache
 
     def get(self, key: Any) -> Value | GetResult | None:
         """A value, MISS, or None for the long way."""
-        found = self._find(key)
+        raw = key if type(key) is bytes else as_key(key)
+        if self._cache is not None:
+            hint = self._hint(raw)
+            if hint is not None and hint[1].size <= _BYTES_MAX:
+                value = self._take(hint[1].size, hint[1].object_id)
+                if self._read_hinted(raw, hint, value.address):
+                    return value
+                value.close()
+        found = self._find(raw)
         if found is None or found is MISS:
             return found  # type: ignore[return-value]
         target, location, offset = found  # type: ignore[misc]
-        object_id, size, digest = location
-        value = self._take(size, object_id)
-        if read_object(target.peer.native, value.address, target.data, offset, size, digest, self._read_ns):
+        value = self._take(location.size, location.object_id)
+        if read_object(
+            target.peer.native,
+            value.address,
+            target.data,
+            offset,
+            location.size,
+            location.digest,
+            self._read_ns,
+        ):
             value.close()
             return None
         return value
 
     def get_into(self, key: Any, destination: Any) -> GetResult | None:
         """HIT or MISS, or None for the long way."""
-        if isinstance(destination, list | tuple):
+        if type(destination) in _LISTS:
             return None
+        raw = key if type(key) is bytes else as_key(key)
         hold = BufferHold(destination, writable=True)
-        found = self._find(key)
+        address = hold.address
+        if self._cache is not None:
+            hint = self._hint(raw)
+            if hint is not None and hint[1].size <= min(_BYTES_MAX, hold.size_bytes):
+                if self._read_hinted(raw, hint, address):
+                    return GetResult(GetStatus.HIT, hint[1].size, hint[1].object_id)
+                clear_memory(array("Q", [address]), array("Q", [hint[1].size]))
+        found = self._find(raw)
         if found is None or found is MISS:
             return found  # type: ignore[return-value]
-        target, (object_id, size, digest), offset = found  # type: ignore[misc]
+        target, location, offset = found  # type: ignore[misc]
+        object_id, size, digest, _, _ = location
         if size > hold.size_bytes:
             return None
-        if read_object(target.peer.native, hold.address, target.data, offset, size, digest, self._read_ns):
-            clear_memory(array("Q", [hold.address]), array("Q", [size]))
+        if read_object(target.peer.native, address, target.data, offset, size, digest, self._read_ns):
+            clear_memory(array("Q", [address]), array("Q", [size]))
             return None
         return GetResult(GetStatus.HIT, size, object_id)
+
+    def _hint(self, key: bytes) -> tuple[Target, Location, tuple[int, int, int]] | None:
+        """What the location cache knows, and an open way to the nearest of the copies."""
+        if self._cache is None or self._link.client is None:
+            return None
+        location = self._cache.find(key, time.monotonic_ns())
+        if location is None:
+            return None
+        best = None
+        for place in location.places:
+            target = self._ready.get(place[0])
+            if (
+                target is not None
+                and not target.peer.native.dead
+                and (best is None or target.nearness < best[0].nearness)
+            ):
+                best = (target, location, place)
+        return best
+
+    def _read_hinted(
+        self, key: bytes, hint: tuple[Target, Location, tuple[int, int, int]], address: int
+    ) -> bool:
+        """True when bytes and state word are right; else the hint is forgotten."""
+        target, location, (_, offset, slot) = hint
+        right = not read_confirmed(
+            target.peer.native,
+            address,
+            target.data,
+            offset,
+            location.size,
+            location.digest,
+            target.directory,
+            word_offset(slot),
+            location.object_id,
+            self._read_ns,
+        )
+        if not right and self._cache is not None:
+            self._cache.forget(key)
+        return right
 
     def put(self, key: Any, data: Any, wait_ms: int) -> PutResult | None:
         """STORED or EXISTS, or None for the long way: then nothing of this try can be seen."""
@@ -136,21 +200,27 @@ class Quick:
         if client is None:
             return None
         raw = key if type(key) is bytes else as_key(key)
+        hint = self._hint(raw)
+        if hint is not None:
+            target, location, (_, _, slot) = hint
+            word = read_word(target.peer.native, target.directory, word_offset(slot), self._read_ns)
+            if word == location.object_id:
+                return True
         try:
             flags: bytes = client.native.exists((raw,), 0, self._timeout_s)
         except MoonpoolError:
             return None
         return flags[0] != 0
 
-    def _find(self, key: Any) -> tuple[Target, tuple[int, int, bytes], int] | GetResult | None:
+    def _find(self, key: bytes) -> tuple[Target, Location, int] | GetResult | None:
         client = self._link.client
-        if client is None or not self._reads:
+        if client is None:
             return None
-        raw = key if type(key) is bytes else as_key(key)
         reader = self._reader
+        sent = time.monotonic_ns()
         try:
             lease_ms = reader.lease_ms(reader.recent_bytes)
-            reply: LookupReply = client.native.lookup((raw,), lease_ms, self._timeout_s)
+            reply: LookupReply = client.native.lookup((key,), lease_ms, self._timeout_s)
         except MoonpoolError:
             return None
         if not self._is_current(reply):
@@ -158,13 +228,13 @@ class Quick:
         entry = reply.entry(0)
         if entry is None:
             return MISS
-        object_id, size, digest, _type, places = entry
-        if len(places) != 1 or size > _BYTES_MAX:
+        location = Location._make(entry)
+        if self._cache is not None:
+            self._cache.remember(key, location, sent)
+        if len(location.places) != 1 or location.size > _BYTES_MAX:
             return None
-        target = self._target(places[0][0])
-        if target is None:
-            return None
-        return target, (object_id, size, digest), places[0][1]
+        target = self._target(location.places[0][0])
+        return None if target is None else (target, location, location.places[0][1])
 
     def _target(self, segment: int) -> Target | None:
         """The way to a segment, opened if need be; None when that does not work at once."""

@@ -14,6 +14,19 @@ def read_object(
     root: bytes | None,
     timeout_ns: int,
 ) -> int: ...
+def read_confirmed(
+    segment: NativeSegment,
+    local: int,
+    region: int,
+    offset: int,
+    length: int,
+    root: bytes | None,
+    directory: int,
+    word_at: int,
+    object_id: int,
+    timeout_ns: int,
+) -> int: ...
+def read_word(segment: NativeSegment, directory: int, word_at: int, timeout_ns: int) -> int | None: ...
 def write_object(
     segment: NativeSegment,
     local: int,

@@ -43,7 +43,7 @@ cdef uint64_t MIX = <uint64_t>0x5851F42D4C957F2D
 
 
 cdef int carry_one(NativeSegment segment, mp_batch* batch, uint64_t deadline_ns) except -1:
-    """Drive a batch of one trusted transfer that lies on the stack: its status."""
+    """Drive a batch of trusted transfers that lies on the stack: the status of the first."""
     cdef uint32_t index = <uint32_t>batch.region[0]
     batch.trusted = 1
     batch.started_ns = mp_now_ns()
@@ -56,29 +56,13 @@ cdef int carry_one(NativeSegment segment, mp_batch* batch, uint64_t deadline_ns)
     return UNSUPPORTED if batch.status[0] == PENDING else batch.status[0]
 
 
-def read_object(NativeSegment segment not None, uint64_t local, uint64_t region, uint64_t offset, uint64_t length,
-                bytes root, uint64_t timeout_ns) -> int:
-    """Read one object into memory of the caller's and check it against its root (None: do not): a status, or MISMATCH.
-
-    The bytes are hashed where they arrived, so what is right stays right whatever happens to the copy they came from.
-    """
-    cdef mp_batch batch
-    cdef uint8_t mark = PENDING
+cdef int compare_root(uint64_t local, uint64_t length, bytes root) except -1:
+    """COMPLETE when the bytes have that root, else WRONG_ROOT."""
     cdef uint64_t small[SMALL_CHUNKS]
     cdef uint64_t* chunk = small
     cdef uint64_t n = (length + DIGEST_CHUNK - 1) // DIGEST_CHUNK
     cdef uint64_t found[2]
-    cdef const char* wanted
-    cdef int status
-    batch_on_stack(&batch, OP_READ, &mark)
-    batch.local = &local
-    batch.region = &region
-    batch.offset = &offset
-    batch.length = &length
-    status = carry_one(segment, &batch, mp_now_ns() + timeout_ns)
-    batch_off_stack(&batch)
-    if status != COMPLETE or root is None:
-        return status
+    cdef const char* wanted = root
     if len(root) != ROOT_BYTES:
         raise UsageError(f"a root has {ROOT_BYTES} bytes", field="root")
     if n > SMALL_CHUNKS:
@@ -93,8 +77,74 @@ def read_object(NativeSegment segment not None, uint64_t local, uint64_t region,
     root_of(chunk, n, found)
     if chunk != small:
         free(chunk)
-    wanted = root
     return COMPLETE if memcmp(found, wanted, ROOT_BYTES) == 0 else WRONG_ROOT
+
+
+def read_object(NativeSegment segment not None, uint64_t local, uint64_t region, uint64_t offset, uint64_t length,
+                bytes root, uint64_t timeout_ns) -> int:
+    """Read one object into memory of the caller's and check it against its root (None: do not): a status, or MISMATCH.
+
+    The bytes are hashed where they arrived, so what is right stays right whatever happens to the copy they came from.
+    """
+    cdef mp_batch batch
+    cdef uint8_t mark = PENDING
+    cdef int status
+    batch_on_stack(&batch, OP_READ, &mark)
+    batch.local = &local
+    batch.region = &region
+    batch.offset = &offset
+    batch.length = &length
+    status = carry_one(segment, &batch, mp_now_ns() + timeout_ns)
+    batch_off_stack(&batch)
+    if status != COMPLETE or root is None:
+        return status
+    return compare_root(local, length, root)
+
+
+def read_confirmed(NativeSegment segment not None, uint64_t local, uint64_t region, uint64_t offset, uint64_t length,
+                   bytes root, uint64_t directory, uint64_t word_at, uint64_t object_id, uint64_t timeout_ns) -> int:
+    """As `read_object`, and then the state word at `word_at` of the directory: MISMATCH unless it is the object's id.
+
+    The word is read after the bytes, so they were the object's as long as they were read.
+    """
+    cdef mp_batch batch
+    cdef uint8_t marks[2]
+    cdef uint64_t word = 0
+    cdef uint64_t locals[2]
+    cdef uint64_t regions[2]
+    cdef uint64_t offsets[2]
+    cdef uint64_t lengths[2]
+    cdef int status
+    marks[0] = marks[1] = PENDING
+    locals[0], locals[1] = local, <uint64_t><size_t>&word
+    regions[0], regions[1] = region, directory
+    offsets[0], offsets[1] = offset, word_at
+    lengths[0], lengths[1] = length, sizeof(word)
+    batch_on_stack(&batch, OP_READ, marks)
+    batch.n = 2
+    batch.local, batch.region, batch.offset, batch.length = locals, regions, offsets, lengths
+    status = carry_one(segment, &batch, mp_now_ns() + timeout_ns)
+    batch_off_stack(&batch)
+    if status != COMPLETE or marks[1] != COMPLETE:
+        return status or marks[1]
+    if word != object_id:
+        return WRONG_ROOT
+    return COMPLETE if root is None else compare_root(local, length, root)
+
+
+def read_word(NativeSegment segment not None, uint64_t directory, uint64_t word_at, uint64_t timeout_ns):
+    """A state word as it is now, or None when it cannot be read."""
+    cdef mp_batch batch
+    cdef uint8_t mark = PENDING
+    cdef uint64_t word = 0, local = <uint64_t><size_t>&word, length = sizeof(word)
+    batch_on_stack(&batch, OP_READ, &mark)
+    batch.local = &local
+    batch.region = &directory
+    batch.offset = &word_at
+    batch.length = &length
+    carry_one(segment, &batch, mp_now_ns() + timeout_ns)
+    batch_off_stack(&batch)
+    return word if mark == COMPLETE else None
 
 
 def write_object(NativeSegment segment not None, uint64_t local, uint64_t region, uint64_t offset, uint64_t length,
