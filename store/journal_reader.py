@@ -25,8 +25,8 @@ from moonpool.store.snapshots import read_snapshot
 from moonpool.store.state import State
 from moonpool.store.tables import ObjectTable
 
-#: Entries of the stream read at once.
-PAGE_GROUPS: Final = 128
+#: Entries of the stream read at once: a fraction of a second's work, so that a lease is renewed between.
+PAGE_GROUPS: Final = 16
 #: Loading starts again when a snapshot was replaced meanwhile, but not for ever.
 _LOADS_MAX: Final = 5
 
