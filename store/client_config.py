@@ -71,7 +71,7 @@ class ClientConfig:
     verify: str = "full"
     #: Most keys whose locations are remembered between reads; 0 asks the master each time.
     location_cache_keys: int = 0
-    #: How long a remembered location may be used; the masters' `location_lease_ms` must not be below it.
+    #: How long a remembered location may be used; cut to the masters' own `location_lease_ms`.
     location_lease_ms: int = 2_000
     #: Memory of this process that it offers to the pool, as a node.
     contribute_bytes: int = 0

@@ -66,7 +66,8 @@ class MasterLink:
         self.joins = 0
         self.client_id = 0
         self.tenant_id = 0
-        self.settings: dict[str, Any] = {}
+        #: Called with the master's settings at each join.
+        self.on_join: Callable[[dict[str, Any]], None] = lambda _settings: None
 
     async def ask(self, method: str, *params: Any, wait_ms: int = 0) -> Any:
         """The result of a method whose reply begins with the epoch. Raises the store's errors."""
@@ -225,7 +226,8 @@ class MasterLink:
             self.note_epoch(epoch_of_result(result))
             if len(result) < 4 or not isinstance(result[3], dict):
                 raise ProtocolError("the master's answer to client_join is not one", peer=address)
-            self.client_id, self.tenant_id, self.settings = result[1], result[2], result[3]
+            self.client_id, self.tenant_id = result[1], result[2]
+            self.on_join(result[3])
         except BaseException:
             await answer_of(self._io, client.close())
             raise

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from moonpool.engine.engine import Engine
@@ -115,6 +116,7 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
             hedger=Hedger(config.hedge_after_us, config.hedges_max),
             cache=_cache_of(config),
         )
+        link.on_join = partial(_take_settings, context.cache)
         await context.fetch_segments()
         if config.contribute_bytes:
             from moonpool.store.embedded_pool import contribute
@@ -142,6 +144,13 @@ async def _wait_for_memory(context: Context, nodes: list[str]) -> None:
 
 def _name_of(config: ClientConfig) -> str:
     return config.name or f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _take_settings(cache: LocationCache | None, settings: dict[str, Any]) -> None:
+    """A location may be trusted for as long as the masters wait for those who do, and no longer."""
+    lease_ms = settings.get("location_lease_ms")
+    if cache is not None and type(lease_ms) is int:
+        cache.shorten(int(lease_ms * NS_PER_MS * _LEASE_SHARE))
 
 
 def _cache_of(config: ClientConfig) -> LocationCache | None:

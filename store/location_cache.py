@@ -41,6 +41,10 @@ class LocationCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def shorten(self, lease_ns: int) -> None:
+        """From now on locations are good for at most so long."""
+        self._lease_ns = min(self._lease_ns, lease_ns)
+
     def find(self, key: bytes, now_ns: int) -> Location | None:
         """The location, or None when it is unknown or its lease is over."""
         found = self._entries.get(key)
