@@ -61,7 +61,9 @@ class ReferenceSlots:
             self.take(slot)
 
     def used(self) -> int:
+        """How many slots are given."""
         return len(self._taken)
 
     def free_count(self) -> int:
+        """How many slots may be given now."""
         return len(self._free)

@@ -73,6 +73,7 @@ cdef class Extents:
     cdef uint32_t block_ending_at(self, uint64_t page) noexcept nogil
     cdef uint32_t block_starting_at(self, uint64_t page) noexcept nogil
     cdef uint32_t fitting_block(self, uint64_t pages) noexcept nogil
+    cdef uint32_t block_in_class(self, uint64_t pages, int tries) noexcept nogil
     cdef int64_t give_pages(self, uint64_t pages, uint32_t tag) noexcept nogil
     cdef void take_from(self, uint32_t block, uint64_t first, uint64_t pages) noexcept nogil
     cdef void free_pages(self, uint64_t first, uint64_t pages) noexcept nogil

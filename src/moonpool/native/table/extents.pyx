@@ -1,9 +1,9 @@
 """Free space of one segment: O(1) allocation with a good fit, all records outside of the space itself.
 
-Theory of operation. Extents of 4,096 bytes and more are runs of pages. Free runs (*blocks*) are kept in lists by length
-class: one class for each length below 32 pages, then 32 for each power of two (two-level segregated fit, Masmano et
-al., ECRTS 2004). A request takes the first block of the first non-empty class whose every block fits; where there
-is none, some blocks of the class that its length falls into are tried. It takes the front of the block.
+Theory of operation. Extents of 4,096 bytes and more are runs of pages. Free runs (*blocks*) are in lists by length: a
+class for each below 32 pages, then 32 for each power of two (two-level segregated fit, Masmano et al., ECRTS 2004). A
+request takes the front of a block: one of the first of its own class, so that sizes that come again fill each other's
+holes, else of the first non-empty class whose every block fits.
 
 `tags` has a word for each page: at the first page of a given extent its length; at the first and last page of a
 block the block; at a page of small extents its SplitPage. Other words may be left over from earlier: a word
@@ -14,7 +14,7 @@ Extents below 4,096 bytes are runs of 64-byte lines in *split pages*, found by t
 a split page whose lines are all free again becomes a free page. What shares a page with the end of an added range,
 but lies outside of it, is marked in that page.
 
-Thread rule: the caller's. The plain twin is extents_reference.
+The plain twin is extents_reference. Thread rule: the caller's.
 """
 
 cimport cython
@@ -43,9 +43,11 @@ cdef enum:
     TAG_KIND = 0xC0000000
     TAG_REST = 0x3FFFFFFF
     MANTISSA = 5                # so a class is at most 1/32 wide
-    TRIES = 32                  # blocks looked at where only some of a class fit
+    NEAR_TRIES = 8              # blocks of the nearest class looked at first
+    TRIES = 64                  # and where nothing larger is left
     PACKED_PLACE = 24
 
+cdef str NO_MEMORY = "no memory for the free space of a segment"
 cdef uint64_t CAPACITY_MAX = <uint64_t>1 << 41    # 2^29 pages: one below NO_BLOCK
 
 
@@ -59,9 +61,7 @@ cdef inline uint32_t class_of(uint64_t pages) noexcept nogil:
 
 cdef inline uint32_t class_above(uint64_t pages) noexcept nogil:
     """The first class all of whose blocks have so many pages."""
-    if pages < 32:
-        return <uint32_t>pages
-    return class_of(pages + (<uint64_t>1 << (mp_high_bit(pages) - MANTISSA)) - 1)
+    return <uint32_t>pages if pages < 32 else class_of(pages + (<uint64_t>1 << (mp_high_bit(pages) - MANTISSA)) - 1)
 
 
 cdef inline uint64_t line_mask(uint64_t first, uint64_t lines) noexcept nogil:
@@ -84,7 +84,7 @@ cdef class Extents:
         self.tags = <uint32_t*>calloc(self.pages, sizeof(uint32_t))
         self.added = <uint64_t*>calloc((self.pages + 63) // 64, sizeof(uint64_t))
         if not (self.tags and self.added and mp_bits_prepare(&self.block_starts, self.pages)):
-            raise OutOfMemory("no memory for the free space of a segment")
+            raise OutOfMemory(NO_MEMORY)
 
     def __dealloc__(self):
         free(self.tags)
@@ -96,18 +96,18 @@ cdef class Extents:
     def add_range(self, offset, length) -> None:
         """Space that may be given from now on; InternalError when some of it was added before."""
         if not (0 <= offset < self.capacity_bytes and 0 < length <= self.capacity_bytes - offset
-                and offset % LINE_BYTES == 0 and length % LINE_BYTES == 0):
+                and not offset % LINE_BYTES and not length % LINE_BYTES):
             raise InternalError(f"the {length} bytes at {offset} are no range of this segment")
         if not self.is_free_to_add(offset, length):
             raise InternalError(f"the range at {offset} is partly added already")
         if not self.open_range(offset, length):
-            raise OutOfMemory("no memory for the free space of a segment")
+            raise OutOfMemory(NO_MEMORY)
 
     def allocate(self, uint64_t size) -> int:
         """The offset of a new extent for `size` bytes, or -1 where none fits. O(1)."""
         cdef int64_t offset = self.give(size)
         if offset == GIVE_NO_MEMORY:
-            raise OutOfMemory("no memory for the free space of a segment")
+            raise OutOfMemory(NO_MEMORY)
         return offset
 
     def free(self, offset, uint64_t size) -> None:
@@ -119,7 +119,7 @@ cdef class Extents:
         """Carves a given extent out of free space; InternalError when it is not all free."""
         cdef int done = self.claim(offset, size) if 0 <= offset < self.capacity_bytes else 0
         if done < 0:
-            raise OutOfMemory("no memory for the free space of a segment")
+            raise OutOfMemory(NO_MEMORY)
         if not done:
             raise InternalError(f"the extent for {size} bytes at {offset} is not all free")
 
@@ -143,15 +143,14 @@ cdef class Extents:
     def largest_free(self) -> int:
         """The largest extent that fits: whole pages, or of one page's lines where no page is free."""
         cdef int word
-        cdef uint32_t block
-        cdef uint64_t pages = 0
+        cdef uint32_t block, pages = 0
         if self.filled_words:
             word = mp_high_bit(self.filled_words)
             block = self.heads[word * 64 + mp_high_bit(self.filled[word])]
             while block != <uint32_t>0xFFFFFFFF:
-                pages = max(pages, <uint64_t>self.blocks[block].pages)
+                pages = max(pages, self.blocks[block].pages)
                 block = self.blocks[block].next
-            return pages * PAGE_BYTES
+            return <uint64_t>pages * PAGE_BYTES
         return mp_high_bit(self.split_filled) * LINE_BYTES if self.split_filled else 0
 
     def extents(self) -> int:
@@ -248,14 +247,13 @@ cdef class Extents:
         """Room for two more blocks and one more split page: the most that one call makes."""
         cdef void* grown
         cdef uint32_t room
-        if self.blocks_free == NO_BLOCK or self.blocks[self.blocks_free].next == NO_BLOCK:
-            if self.blocks_used + 2 > self.blocks_room:
-                room = self.blocks_room + self.blocks_room // 2 + 64
-                grown = PyMem_RawRealloc(self.blocks, room * sizeof(Block))
-                if grown == NULL:
-                    return False
-                self.blocks = <Block*>grown
-                self.blocks_room = room
+        if self.blocks_used + 2 > self.blocks_room:
+            room = self.blocks_room + self.blocks_room // 2 + 64
+            grown = PyMem_RawRealloc(self.blocks, room * sizeof(Block))
+            if grown == NULL:
+                return False
+            self.blocks = <Block*>grown
+            self.blocks_room = room
         if self.splits_free == NO_BLOCK and self.splits_used + 1 > self.splits_room:
             room = self.splits_room + self.splits_room // 2 + 16
             grown = PyMem_RawRealloc(self.splits, room * sizeof(SplitPage))
@@ -328,19 +326,21 @@ cdef class Extents:
 
     cdef uint32_t fitting_block(self, uint64_t pages) noexcept nogil:
         """A block of so many pages or more, or NO_BLOCK."""
-        cdef uint32_t number = class_above(pages), word = number >> 6, block
+        cdef uint32_t number = class_above(pages), word = number >> 6, block = self.block_in_class(pages, NEAR_TRIES)
         cdef uint64_t found
-        cdef int tries = TRIES
-        if number < CLASSES:
-            found = self.filled[word] & (<uint64_t>0xFFFFFFFFFFFFFFFF << (number & 63))
-            if not found and word + 1 < CLASS_WORDS:
-                found = self.filled_words & (<uint64_t>0xFFFFFFFFFFFFFFFF << (word + 1))
-                if found:
-                    word = mp_low_bit(found)
-                    found = self.filled[word]
+        if block != NO_BLOCK or number >= CLASSES:
+            return block
+        found = self.filled[word] & (<uint64_t>0xFFFFFFFFFFFFFFFF << (number & 63))
+        if not found and word + 1 < CLASS_WORDS:
+            found = self.filled_words & (<uint64_t>0xFFFFFFFFFFFFFFFF << (word + 1))
             if found:
-                return self.heads[word * 64 + mp_low_bit(found)]
-        block = self.heads[class_of(pages)]
+                word = mp_low_bit(found)
+                found = self.filled[word]
+        return self.heads[word * 64 + mp_low_bit(found)] if found else self.block_in_class(pages, TRIES)
+
+    cdef uint32_t block_in_class(self, uint64_t pages, int tries) noexcept nogil:
+        """One of the first blocks of the class of so many pages that has them, or NO_BLOCK."""
+        cdef uint32_t block = self.heads[class_of(pages)]
         while block != <uint32_t>0xFFFFFFFF and tries:
             if self.blocks[block].pages >= pages:
                 return block

@@ -77,6 +77,7 @@ class ReferenceExtents:
             self.take(offset, length)
 
     def free_bytes(self) -> int:
+        """Bytes that may be given now, in whatever pieces."""
         return sum(self._ends) - sum(self._starts)
 
     def largest_free(self) -> int:

@@ -104,11 +104,13 @@ class ReferenceObjectTable:
         return index
 
     def at(self, index: int) -> StoredObject:
+        """The object at a live index; InternalError for any other."""
         if index not in self._objects:
             raise InternalError(f"there is no object at index {index}")
         return self._objects[index]
 
     def object_id(self, index: int) -> int:
+        """Its id, as `at(index).object_id` and cheaper."""
         return self.at(index).object_id
 
     def drop(self, index: int) -> StoredObject:
@@ -128,6 +130,7 @@ class ReferenceObjectTable:
         return stored
 
     def add_place(self, index: int, place: Place) -> None:
+        """One more complete copy; InternalError when the segment has one of it."""
         stored = self.at(index)
         check_place(place)
         queues = self._queues(place.segment)
@@ -152,6 +155,7 @@ class ReferenceObjectTable:
         raise InternalError(f"object {stored.object_id} has no place on segment {segment}")
 
     def set_pin(self, index: int, pin: int, soft_pin_end_ms: int) -> None:
+        """Changes how it may be evicted."""
         stored = self.at(index)._replace(pin=pin, soft_pin_end_ms=soft_pin_end_ms)
         check_object(stored)
         before = self._pinned_queue(index)
@@ -164,6 +168,7 @@ class ReferenceObjectTable:
             self._move(index)
 
     def lease_until(self, index: int) -> int:
+        """When its last lease ends; 0 when it never had one."""
         self.at(index)
         return self._leases.get(index, 0)
 

@@ -47,6 +47,7 @@ class ReferenceOpenPuts:
                 self._count(put.tenant, entry, 1)
 
     def get(self, put_id: int) -> OpenPut | None:
+        """The put of that id; None when it is not open."""
         return self._puts.get(put_id)
 
     def end_entry(self, put_id: int, index: int, state: int) -> PutEntry:
@@ -76,6 +77,7 @@ class ReferenceOpenPuts:
         return [by_arrival[arrival] for _, arrival in heapq.nsmallest(max(count_max, 0), late)]
 
     def of_client(self, client: int) -> Sequence[int]:
+        """Ids of the open puts of a client."""
         return [put_id for put_id, put in self._puts.items() if put.client == client]
 
     def writing_bytes(self, segment: int) -> int:
