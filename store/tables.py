@@ -43,17 +43,27 @@ class ObjectTable(Protocol):
         LimitExceeded when the table is full.
         """
 
-    def at(self, index: int) -> StoredObject: ...
-    def object_id(self, index: int) -> int: ...
+    def at(self, index: int) -> StoredObject:
+        """The object at a live index; InternalError for any other."""
+
+    def object_id(self, index: int) -> int:
+        """Its id, as `at(index).object_id` and cheaper."""
+
     def drop(self, index: int) -> StoredObject:
         """Takes the object and all of its places out."""
 
-    def add_place(self, index: int, place: Place) -> None: ...
+    def add_place(self, index: int, place: Place) -> None:
+        """One more complete copy; InternalError when the segment has one of it."""
+
     def drop_place(self, index: int, segment: int) -> Place:
         """Takes one place out; the object stays, with no place if that was its last."""
 
-    def set_pin(self, index: int, pin: int, soft_pin_end_ms: int) -> None: ...
-    def lease_until(self, index: int) -> int: ...
+    def set_pin(self, index: int, pin: int, soft_pin_end_ms: int) -> None:
+        """Changes how it may be evicted."""
+
+    def lease_until(self, index: int) -> int:
+        """When its last lease ends; 0 when it never had one."""
+
     def extend_lease(self, index: int, until_ms: int) -> None:
         """Never shortens."""
 
@@ -115,7 +125,9 @@ class ObjectTable(Protocol):
         Objects keep their order by index; indices start again at 0 without gaps.
         """
 
-    def memory_bytes(self) -> int: ...
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the table takes."""
+
     def check(self) -> None:
         """Asserts all invariants; InternalError names the first that fails."""
 
@@ -140,8 +152,12 @@ class Extents(Protocol):
     def take_all(self, packed: bytes) -> None:
         """`take` for each triple of `ObjectTable.packed_places`, which are ascending."""
 
-    def free_bytes(self) -> int: ...
-    def largest_free(self) -> int: ...
+    def free_bytes(self) -> int:
+        """Bytes that may be given now, in whatever pieces."""
+
+    def largest_free(self) -> int:
+        """Bytes of the largest free piece."""
+
     def extents(self) -> int:
         """How many extents are given."""
 
@@ -164,8 +180,11 @@ class Slots(Protocol):
     def take_all(self, packed: bytes) -> None:
         """`take` for the slot of each triple of `ObjectTable.packed_places`."""
 
-    def used(self) -> int: ...
-    def free_count(self) -> int: ...
+    def used(self) -> int:
+        """How many slots are given."""
+
+    def free_count(self) -> int:
+        """How many slots may be given now."""
 
 
 class OpenPuts(Protocol):
@@ -175,14 +194,18 @@ class OpenPuts(Protocol):
     def add(self, put: OpenPut) -> None:
         """LimitExceeded when the table is full; InternalError when the id is taken."""
 
-    def get(self, put_id: int) -> OpenPut | None: ...
+    def get(self, put_id: int) -> OpenPut | None:
+        """The put of that id; None when it is not open."""
+
     def end_entry(self, put_id: int, index: int, state: int) -> PutEntry:
         """Marks one entry; the put goes when none is open. Returns the entry as it was."""
 
     def expired(self, now_ms: int, count_max: int) -> list[int]:
         """Put ids whose deadline has passed, earliest first."""
 
-    def of_client(self, client: int) -> Sequence[int]: ...
+    def of_client(self, client: int) -> Sequence[int]:
+        """Ids of the open puts of a client."""
+
     def writing_bytes(self, segment: int) -> int:
         """Bytes of extents of open entries on a segment."""
 
