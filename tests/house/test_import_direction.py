@@ -36,7 +36,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "metadata": frozenset({"vocabulary", "wire"}),
     "transport": frozenset({"vocabulary", "native", "wire", "kernels", "topology"}),
     "engine": (CORE - {"engine"}) | {"kernels"},
-    "cli": CORE | {"http_status", "kernels", "rpc", "store", "conductor"},
+    "cli": CORE | {"http_status", "kernels", "rpc", "store", "conductor", "facade"},
     "store": CORE | {"http_status", "kernels", "rpc"},
     "conductor": CORE | {"kernels"},
     "bench": CORE | {"kernels", "rpc", "store", "conductor", "facade"},
