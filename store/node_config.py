@@ -72,9 +72,9 @@ class NodeConfig:
     #: Longest wait for a master's answer to a join or a report, in milliseconds.
     request_timeout_ms: int = 5_000
     #: Longest wait for its answer to an acknowledgement, in milliseconds: then another master is asked.
-    ack_timeout_ms: int = 2_000
+    ack_timeout_ms: int = 1_500
     #: Longest wait for a connection to a master, in milliseconds.
-    connect_timeout_ms: int = 2_000
+    connect_timeout_ms: int = 1_000
     #: First pause after all masters failed, in milliseconds; it doubles up to `retry_max_ms`.
     retry_first_ms: int = 20
     #: Longest pause between tries, in milliseconds.

@@ -31,6 +31,8 @@ BEAT_MS: Final = 200
 _HELD_LOOK_S: Final = 0.02
 #: Pushes that are applied before they are acknowledged together.
 _PUSHES_AT_ONCE: Final = 64
+#: Different problems that are remembered as told.
+_TOLD_MAX: Final = 64
 
 
 def boot_ms() -> int:
@@ -65,6 +67,7 @@ class MasterLink:
         self._client: RpcClient | None = None
         #: What kept the node from its master last; "" while it is joined.
         self.problem = "not connected yet"
+        self._told: set[str] = set()
         self.counters = {"connections": 0, "connections_lost": 0, "acks": 0, "pushes": 0}
         self._active = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="moonpool-node", daemon=True)
@@ -112,10 +115,13 @@ class MasterLink:
                 pause_ms = min(2 * pause_ms, self._config.retry_max_ms)
 
     def _note(self, problem: MoonpoolError) -> None:
-        """Says what happened, once, and chooses whom to ask next."""
-        if str(problem) != self.problem and not self._stop.is_set():
-            logger.warning("no master at %s: %s", self._addresses[0], problem)
-        self.problem = str(problem)
+        """Says what happened, once until the next join, and chooses whom to ask next."""
+        self.problem = f"{self._addresses[0]}: {problem}"
+        if self.problem not in self._told and not self._stop.is_set():
+            if len(self._told) >= _TOLD_MAX:
+                self._told.clear()
+            self._told.add(self.problem)
+            logger.warning("no master at %s", self.problem)
         named = []
         if isinstance(problem, NotLeader):
             named = [address for address in self._addresses if address in problem.message]
@@ -163,6 +169,7 @@ class MasterLink:
             with self._lock:
                 self._core.page_answered(reply)
         self.problem = ""
+        self._told.clear()
         logger.info("joined the master at %s as node %d", client.address, self._core.node_id)
         with self._active:
             self._active.notify_all()
