@@ -157,6 +157,7 @@ def record_of(plan: PoolPlan, measurements: PoolMeasurements, lines: Sequence[Po
         "load_before": round(measurements.load_before, 2),
         "elapsed_s": round(measurements.elapsed_s, 1),
         "failures": measurements.failures,
+        "restarts": measurements.restarts,
         "redis_us_per_put": redis,
         "cells": cells,
         "floors": floors,

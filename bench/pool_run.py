@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from moonpool.bench.interval import Interval, bootstrap_median, paired_ratios
 from moonpool.bench.pair import ProcessPair
@@ -60,6 +60,7 @@ class PoolMeasurements:
 
     reports: dict[tuple[PoolCell, str], dict[int, PoolReport]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)  # of workers that failed in a job
     load_before: float = 0.0
     elapsed_s: float = 0.0
 
@@ -112,6 +113,7 @@ class PoolRun:
         self._peers_directory = peers_directory
         self._workers: dict[PoolRecipe, ProcessPair | str] = {}
         self._measurements = PoolMeasurements()
+        self._stack = ExitStack()
 
     def run(self, progress: Callable[[str, int, int], None]) -> PoolMeasurements:
         """Starts the workers, checks that each returns the right bytes, measures, and ends them.
@@ -122,10 +124,10 @@ class PoolRun:
         started = time.monotonic()
         self._measurements.load_before = os.getloadavg()[0]
         jobs = list(order_of(self._plan, self._contenders))
-        with ExitStack() as stack:
+        with self._stack:
             for contender in self._contenders.values():
                 progress(f"starting {contender.title}", 0, len(jobs))
-                self._start(contender, stack)
+                self._start(contender)
             for number, (round_number, measured, name) in enumerate(jobs):
                 progress(
                     f"round {round_number + 1}, {measured}: {self._contenders[name].title}", number, len(jobs)
@@ -134,20 +136,25 @@ class PoolRun:
         self._measurements.elapsed_s = time.monotonic() - started
         return self._measurements
 
-    def _start(self, contender: PoolContender, stack: ExitStack) -> None:
-        plan, recipe = self._plan, contender.recipe
+    def _start(self, contender: PoolContender) -> None:
         try:
-            if recipe not in self._workers:
-                command = recipe.command(self._peers_directory)
-                self._workers[recipe] = stack.enter_context(
-                    ProcessPair(command, spins_when_idle=False, start_timeout_s=plan.start_timeout_s)
-                )
+            if contender.recipe not in self._workers:
+                self._open(contender.recipe)
             worker = self._worker(contender)
             for shape in CHECK_SHAPES:
-                worker.check(shape, contender.variant, plan.job_timeout_s)
-        except (WorkerFailed, UsageError) as failure:
-            self._workers.setdefault(recipe, str(failure))
+                worker.check(shape, contender.variant, self._plan.job_timeout_s)
+        except WorkerFailed as failure:
             self._measurements.failures[contender.name] = str(failure)
+
+    def _open(self, recipe: PoolRecipe) -> None:
+        """Starts a worker; keeps the sentence instead where it does not start."""
+        try:
+            command = recipe.command(self._peers_directory)
+            self._workers[recipe] = self._stack.enter_context(
+                ProcessPair(command, spins_when_idle=False, start_timeout_s=self._plan.start_timeout_s)
+            )
+        except (WorkerFailed, UsageError) as failure:
+            self._workers[recipe] = str(failure)
 
     def _worker(self, contender: PoolContender) -> ProcessPair:
         worker = self._workers[contender.recipe]
@@ -159,13 +166,27 @@ class PoolRun:
         contender = self._contenders[name]
         if name in self._measurements.failures:
             return
-        job = self._plan.job(measured, contender.variant)
+        job = encode("job", self._plan.job(measured, contender.variant))
         try:
-            values = self._worker(contender).ask("report", encode("job", job), self._plan.job_timeout_s)
+            values = self._ask(contender, job)
         except WorkerFailed as failure:
             self._measurements.failures[f"{name}, {measured}"] = str(failure)
             return
         self._measurements.reports.setdefault((measured, name), {})[round_number] = PoolReport(**values)
+
+    def _ask(self, contender: PoolContender, job: str) -> Any:
+        """The report of a job. A worker that fails is started anew, once: some stores do not get old well."""
+        try:
+            return self._worker(contender).ask("report", job, self._plan.job_timeout_s)
+        except WorkerFailed:
+            worker = self._workers.pop(contender.recipe)
+            if isinstance(worker, ProcessPair):
+                worker.stop()
+            self._open(contender.recipe)
+            self._measurements.restarts[contender.name] = (
+                self._measurements.restarts.get(contender.name, 0) + 1
+            )
+        return self._worker(contender).ask("report", job, self._plan.job_timeout_s)
 
 
 def judge(measurements: PoolMeasurements, floors: Iterable[PoolFloor]) -> list[PoolLine]:

@@ -14,6 +14,9 @@ from moonpool.bench.workers.driver import Bytes, pattern
 from moonpool.bench.workers.pool_protocol import PoolJob, PoolOperation, PoolReport
 
 CALLS_PREPARED: Final = 4_096
+READ_CALLS: Final = 64
+READ_BYTES: Final = 128 << 20
+"""What gets step through, again and again: more than a cache holds, and at least one call."""
 KEYS_PREPARED: Final = 65_536
 EXISTS_BYTES: Final = 64
 
@@ -118,7 +121,7 @@ class PoolWorker:
         driver = self._driver
         size = EXISTS_BYTES if job.operation == "exists" else job.block_bytes
         if job.operation != "put":
-            batches = self.batches(size, job.count, 64)
+            batches = self.batches(size, job.count, min(READ_CALLS, READ_BYTES // (size * job.count)))
             driver.fill(job.variant, size, batches)
             call = driver.call(job.operation, job.variant, size, batches)
             distinct = len(batches)

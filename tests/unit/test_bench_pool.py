@@ -209,17 +209,23 @@ def test_an_answer_is_a_report_a_number_or_the_error() -> None:
 
 
 class FakePair:
-    """Answers like a worker; dies in its third job."""
+    """Answers like a worker; fails in its third job, and if it is one that was started anew in its first."""
+
+    started = 0
 
     def __init__(self, command: list[str], **_: Any) -> None:
         if "driver=none" in " ".join(command):
             raise WorkerFailed("no such store")
-        self.asked = 0
+        self.asked = 2 if FakePair.started else 0
+        FakePair.started += 1
 
     def __enter__(self) -> FakePair:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def stop(self) -> None:
         pass
 
     def check(self, shape: Shape, variant: str, timeout_s: float) -> int:
@@ -234,6 +240,7 @@ class FakePair:
 
 def test_failures_are_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_run, "ProcessPair", FakePair)
+    monkeypatch.setattr(FakePair, "started", 0)
     ours, broken, missing = (
         PoolContender(name=name, title=name, recipe=recipe)
         for name, recipe in (
@@ -250,6 +257,7 @@ def test_failures_are_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch)
     assert found.failures["b"] == "no such store"
     assert "peers_setup redhare-0.6.0" in found.failures["c"]
     assert [where for where in found.failures if where.startswith("a")] == [f"a, {GET}"]
+    assert found.restarts == {"a": 1}
     assert sum(len(rounds) for rounds in found.reports.values()) == 3
     assert len(seen) == 3 + 2 * 4
 
