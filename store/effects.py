@@ -50,6 +50,11 @@ class EffectQueue:
         return len(self._sent) + len(self._waiting)
 
     @property
+    def waiting(self) -> bool:
+        """True when an effect waits to be sent."""
+        return bool(self._waiting)
+
+    @property
     def last(self) -> int:
         """The number of the last effect that was added; 0 for none."""
         return self.acked + len(self)

@@ -59,6 +59,8 @@ class LeaderCore:
         #: Highest acknowledged effect of each live join, by the join's number.
         self.acked: dict[int, int] = {}
         self.last_join = 0
+        #: Joins with effects that wait to leave, by number.
+        self.busy: dict[int, Join] = {}
         self.sessions: dict[int, Session] = {}
         self.clients: dict[int, Client] = {}
         #: Rank of each segment that readers are told of.
@@ -205,6 +207,7 @@ class LeaderCore:
 
     def send(self, join: Join, effect: tuple[Any, ...]) -> int:
         """Queues an effect, to leave when all facts up to now are durable; returns its number."""
+        self.busy[join.number] = join
         return join.effects.add(self.counters.last_fact, encode_effect(effect))
 
     def fence_segment(self, join: Join, space: SegmentSpace) -> None:
@@ -305,11 +308,14 @@ class LeaderCore:
             for look_again in self.put_waiters:
                 look_again()
         self.out.replies += self.holds.due(self.durable, self.acked, self.now_ms)
-        for join in self.joins.values():
+        for join in list(self.busy.values()):
             self._push(join)
 
     def _push(self, join: Join) -> None:
         config = self.config
+        if self.joins.get(join.node_id) is not join or not join.effects.waiting:
+            del self.busy[join.number]
+            return
         while join.effects.open:
             first, effects = join.effects.take(
                 self.durable, self.now_ms, config.push_effects_max, config.push_bytes_max

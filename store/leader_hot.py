@@ -99,6 +99,7 @@ class HotPath:
         for node_id, sequence, effect in effects:
             join = core.joins.get(node_id)
             if join is not None:
+                core.busy[join.number] = join
                 join.effects.add(sequence, effect)
         if core.config.events:
             self._tell_stored(made)

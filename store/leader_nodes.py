@@ -97,6 +97,7 @@ class Nodes:
                 core.fence_segment(join, space)
             self.reported.add(space.segment_id)
         join.effects.open = True
+        core.busy[join.number] = join
         self._awaited.discard(join.node_id)
         self.activate()
 
@@ -184,7 +185,8 @@ class Nodes:
         if self._held_back:
             self.activate()
         for join in list(core.joins.values()):
-            join.effects.resend_after(core.now_ms, config.resend_ms)
+            if join.effects.resend_after(core.now_ms, config.resend_ms):
+                core.busy[join.number] = join
             if len(join.effects) > config.effects_max:
                 self.end_join(join, close=True)
 

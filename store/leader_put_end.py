@@ -160,6 +160,7 @@ class PutEnds:
         for segment, offset, slot in fact.places:
             join = core.joins.get(core.spaces[segment].node_id)
             if join is not None:
+                core.busy[join.number] = join
                 join.effects.add(
                     sequence,
                     encode_effect(

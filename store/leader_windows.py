@@ -52,10 +52,15 @@ class Room:
         if any(space.added < space.capacity and self.open_window(space, wanted) for space in spaces):
             return
         for space in spaces:
-            if wanted > space.capacity:
+            if wanted > space.capacity or not space.resolved:
                 continue
-            on_its_way = space.quarantined_bytes >= 2 * wanted or not space.resolved
-            if on_its_way or self.evict(space.segment_id, wanted) > 0:
+            # What is on its way out of quarantine gets the time of a beat; a writer that is stopped, or a
+            # reader that pins, may keep some of it for much longer.
+            waits = self._core.now_ms < space.evicted_ms + self._core.config.beat_ms
+            if waits and space.quarantined_bytes >= 2 * wanted:
+                return
+            if self.evict(space.segment_id, wanted) > 0:
+                space.evicted_ms = self._core.now_ms
                 return
 
     def evict_background(self) -> None:

@@ -34,6 +34,7 @@ class SegmentSpace:
         "_slot_floor",
         "added",
         "capacity",
+        "evicted_ms",
         "extents",
         "floor",
         "host",
@@ -66,6 +67,8 @@ class SegmentSpace:
         self.windows: deque[tuple[int, int]] = deque()
         #: Bytes of extents given to puts that wait for more space.
         self.reserved = 0
+        #: When a put had objects evicted here last.
+        self.evicted_ms = 0
         #: Since when readers are not told of places here; 0 when they are.
         self.unseen_ms = 0
         self.quarantine: dict[int, Quarantined] = {}

@@ -1,4 +1,4 @@
-"""A leader with a journal and nodes made of dictionaries, for tests: everything happens when a test says so."""
+"""A leader with a journal and nodes of dictionaries, for tests: everything happens when a test says so."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ModelNode:
 
 
 class World:
-    """One leader, its journal and its nodes. `auto`: the journal confirms and nodes answer after each call."""
+    """One leader, its journal and its nodes. `auto`: the journal confirms and nodes answer by themselves."""
 
     def __init__(
         self,

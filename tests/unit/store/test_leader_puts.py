@@ -520,3 +520,21 @@ def test_events_tell_what_came_and_went() -> None:
     kinds = [(type(each), each.tenant, each.keys, each.node) for each in w.events]
     came, went = (ObjectsStored, "default", (b"a",), "n1"), (ObjectsRemoved, "default", (b"a",), "n1")
     assert sorted(map(str, kinds)) == sorted(map(str, [came, came, went, went]))
+
+
+def test_a_stuck_quarantine_does_not_keep_from_evicting() -> None:
+    """A stopped writer's extents stay fenced; puts evict others instead of waiting for it for ever."""
+    w, c = world(MIB, 512, evict_high=1.0, evict_low=1.0)
+    begun = w.call(c, "put_start", [[b"stuck%d" % at for at in range(16)], [4096] * 16, None, 0])
+    for at in range(240):
+        assert w.put(c, b"e%d" % at)[0] == OK
+    node = next(iter(w.nodes.values()))
+    keep = node._apply_one
+    node._apply_one = lambda effect: None if effect[0] == FENCE else keep(effect)  # type: ignore[method-assign]
+    w.advance(w.config.put_ms + 200)
+    assert w.leader.gauges()[1].quarantined == 16 * 4096
+    message = w.send(c, "put_start", [[b"new"], [4096], None, 1_000])
+    w.advance(500)
+    assert w.replies[message][1][4][0][0] == OK
+    assert begun[2]
+    w.leader.check()
