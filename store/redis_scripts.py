@@ -6,7 +6,6 @@ has the format; it is version 1, and a head with another version refuses to load
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, final
 
 from moonpool.store.redis_resp import Script
@@ -29,39 +28,30 @@ EPOCHS_OVER: Final = -3
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Keys:
     """Names of the journal's keys under one prefix."""
 
-    prefix: str
+    __slots__ = ("_tag", "head", "journal", "leader", "prefix", "run")
 
-    @property
-    def head(self) -> bytes:
-        """Hash: version, journal, epoch, sequence, snapshot, released."""
-        return f"{{{self.prefix}}}:head".encode()
-
-    @property
-    def leader(self) -> bytes:
-        """String with a TTL: token, epoch and endpoints of the leader."""
-        return f"{{{self.prefix}}}:leader".encode()
-
-    @property
-    def run(self) -> bytes:
-        """String: the id of a server, and the name of the run that it goes on with."""
-        return f"{{{self.prefix}}}:run".encode()
-
-    @property
-    def journal(self) -> bytes:
-        """Stream of groups; an entry's id is the last sequence in its group."""
-        return f"{{{self.prefix}}}:journal".encode()
+    def __init__(self, prefix: str) -> None:
+        self.prefix: Final = prefix
+        self._tag: Final = f"{{{prefix}}}:"
+        #: Hash: version, journal, epoch, sequence, snapshot, released.
+        self.head: Final = f"{self._tag}head".encode()
+        #: String with a TTL: token, epoch and endpoints of the leader.
+        self.leader: Final = f"{self._tag}leader".encode()
+        #: String: the id of a server, and the name of the run that it goes on with.
+        self.run: Final = f"{self._tag}run".encode()
+        #: Stream of groups; an entry's id is the last sequence in its group.
+        self.journal: Final = f"{self._tag}journal".encode()
 
     def snapshot_head(self, number: int) -> bytes:
         """Hash that describes a snapshot."""
-        return f"{{{self.prefix}}}:snapshot:{number}:head".encode()
+        return f"{self._tag}snapshot:{number}:head".encode()
 
     def snapshot_piece(self, number: int, piece: int) -> bytes:
         """String: one piece of a snapshot."""
-        return f"{{{self.prefix}}}:snapshot:{number}:{piece}".encode()
+        return f"{self._tag}snapshot:{number}:{piece}".encode()
 
 
 # KEYS head, leader, journal. ARGV token, lease ms, text about the leader, epoch to exceed, journal id for a
