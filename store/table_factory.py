@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,13 +23,13 @@ class TableConfig:
     policy: str = "lru"
     #: Complete objects. Memory is used as they come.
     objects_max: int = 1 << 26
-    #: Evicted objects remembered for each segment (s3fifo), about 24 bytes each.
+    #: Evicted objects remembered for each segment (s3fifo), about 40 bytes each.
     ghosts_max: int = 1 << 16
     #: Puts started and not ended.
     open_puts_max: int = 1 << 16
     #: Keys of all open puts together.
     open_entries_max: int = 1 << 20
-    #: Keys the hash tables of the native tables: draw it from the system, since keys come from the network.
+    #: Keys the hash tables, so that nobody can choose keys that collide. 0: drawn at random each time.
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,16 +77,16 @@ def native_tables(config: TableConfig) -> Tables:
     # Here and not above: the twins work where nothing is compiled.
     from moonpool.native.table import directory_slots, extents, objects, open_puts
 
+    # What tables answer does not depend on it, so a run from a seed stays the same.
+    seed = config.hash_seed or secrets.randbits(64)
     return Tables(
         objects.ObjectTable(
             config.policy,
             objects_max=config.objects_max,
             ghosts_max=config.ghosts_max,
-            seed=config.hash_seed,
+            seed=seed,
         ),
-        open_puts.OpenPuts(
-            puts_max=config.open_puts_max, entries_max=config.open_entries_max, seed=config.hash_seed
-        ),
+        open_puts.OpenPuts(puts_max=config.open_puts_max, entries_max=config.open_entries_max, seed=seed),
         extents.Extents,
         directory_slots.DirectorySlots,
     )
