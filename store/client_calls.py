@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from moonpool.errors import MoonpoolError, UsageError
+from moonpool.native.io.memory import BufferHold
 from moonpool.store.client_config import Verify, check_verify
 from moonpool.store.client_context import Context, Span
 from moonpool.store.client_link import spread
@@ -21,11 +22,15 @@ from moonpool.store.records import Pin, RemoveCode
 from moonpool.store.value import Value
 from moonpool.store.view import View, ViewDesk
 from moonpool.store.writing import Writer
+from moonpool.store.writing_many import ManyWriter, Sources
+from moonpool.units import KIB
 
 Key: TypeAlias = str | bytes | bytearray | memoryview
 _PAGE_KEYS: Final = 1_000
 #: From so many keys on a location cache does not pay.
 _MANY: Final = 8
+#: Objects of this size on average, and larger ones, are put so that they are hashed in the copy.
+_SMALL_BYTES: Final = 256 * KIB
 IF_LEASED: Final = ("defer", "refuse")
 
 
@@ -53,6 +58,7 @@ class Calls:
         self.many = ManyReader(self.reader)
         self.ranges = RangeReader(self.reader)
         self.writer = Writer(context)
+        self.many_writer = ManyWriter(context, self.writer)
         config = context.config
         self.desk = ViewDesk(context.engine, config.engine.cluster_secret, config.views_max)
         self.viewer = Viewer(self.reader, self.desk)
@@ -67,13 +73,32 @@ class Calls:
         if len(keys) != len(values):
             raise UsageError(f"{len(keys)} keys and {len(values)} values: give one value for each key")
         raw = [as_key(key) for key in keys]
+        if len(raw) > 1 and not any(isinstance(value, list | tuple) for value in values):
+            return await self._put_plain(raw, values, policy, wait_ms)
         spans = [Span.of(value, writable=False) for value in values]
         waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
         results: list[PutResult] = []
-        for part in self._parts(spans):
+        for part in self._parts([span.total for span in spans]):
             chosen = slice(part.start, part.stop)
             results += await self.writer.put(raw[chosen], spans[chosen], policy, waits)
         self._forget(raw, policy)
+        return results
+
+    async def _put_plain(
+        self, keys: list[bytes], values: Sequence[Any], policy: PutPolicy | None, wait_ms: int | None
+    ) -> list[PutResult]:
+        """Values of one piece each: many small ones natively, large ones hashed in the copy."""
+        sources = Sources.of([BufferHold(value, writable=False) for value in values])
+        waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
+        results: list[PutResult] = []
+        for part in self._parts(sources.length):
+            chosen = sources.part(part)
+            if sum(chosen.length) <= _SMALL_BYTES * len(part):
+                results += await self.many_writer.put(keys[part.start : part.stop], chosen, policy, waits)
+            else:
+                spans = chosen.spans()
+                results += await self.writer.put(keys[part.start : part.stop], spans, policy, waits)
+        self._forget(keys, policy)
         return results
 
     async def put(self, key: Key, value: Any, policy: PutPolicy | None, wait_ms: int | None) -> PutResult:
@@ -86,18 +111,16 @@ class Calls:
             raise results[0].error
         return results[0]
 
-    def _parts(self, spans: Sequence[Span]) -> list[range]:
+    def _parts(self, sizes: Sequence[int]) -> list[range]:
         """Ranges of at most batch_keys_max keys and about batch_bytes_max bytes."""
         config = self.context.config
         parts, start, held = [], 0, 0
-        for i, span in enumerate(spans):
-            if i > start and (
-                i - start >= config.batch_keys_max or held + span.total > config.batch_bytes_max
-            ):
+        for i, size in enumerate(sizes):
+            if i > start and (i - start >= config.batch_keys_max or held + size > config.batch_bytes_max):
                 parts.append(range(start, i))
                 start, held = i, 0
-            held += span.total
-        return [*parts, range(start, len(spans))] if spans else parts
+            held += size
+        return [*parts, range(start, len(sizes))] if sizes else parts
 
     def _forget(self, keys: Sequence[bytes], policy: PutPolicy | None) -> None:
         cache = self.context.cache

@@ -22,7 +22,7 @@ from moonpool.store.directory import word_offset
 from moonpool.store.keys import as_key
 from moonpool.store.location_cache import Location
 from moonpool.store.records import EntryCode
-from moonpool.store.writing import Written, end_written
+from moonpool.store.writing_doubt import Written, end_written
 from moonpool.units import MIB, MS_PER_S, NS_PER_MS
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from moonpool.store.errors import (
     UnknownPut,
 )
 from moonpool.store.records import EntryCode
+from moonpool.store.writing_doubt import look_whether_stored
 from moonpool.units import KIB, NS_PER_MS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from moonpool.store.segments_view import Target
 
 #: A writer stops posting by itself when this much of its deadline is over.
-_DEADLINE_SHARE: Final = 0.9
+DEADLINE_SHARE: Final = 0.9
 #: From so many bytes on a second pass over memory costs more than hashing in the copy.
 _HASH_IN_COPY_BYTES: Final = 128 * KIB
 #: A status of our own: never posted.
@@ -164,13 +165,30 @@ class Attempt:
             await self._end()
         return self._results
 
+    def take_over(self, reply: PutReply, statuses: Sequence[bytes], stop_ns: int) -> None:
+        """Goes on with a put that was started and written elsewhere, and did not run smoothly.
+
+        `statuses` has the status of each place for each key.
+        """
+        self._put_id, self._stop_ns, self._joins = reply.put_id, stop_ns, self._context.link.joins
+        self._statuses = [dict(enumerate(marks)) for marks in statuses]
+        for number, code in enumerate(reply.codes):
+            if code:
+                self._results[number] = refusal(code)
+        self._roots, self._chunks = self._hash()
+
+    async def end(self) -> list[PutResult | None]:
+        """Ends what was taken over: one result a key."""
+        await self._end()
+        return self._results
+
     async def _start(self) -> PutReply:
         link = self._context.link
         told = self._policy.packed() if self._policy is not None else None
         sent = time.monotonic_ns()
         reply = await link.put_start(self._keys, [span.total for span in self._spans], told, self._wait_ms)
         # Time that passed before the master answered counts against us: its deadline is never before ours.
-        self._stop_ns = sent + int(reply.remaining_ms * NS_PER_MS * _DEADLINE_SHARE)
+        self._stop_ns = sent + int(reply.remaining_ms * NS_PER_MS * DEADLINE_SHARE)
         self._put_id = reply.put_id
         self._joins = link.joins
         if (reply.epoch, reply.segments_version) != self._context.segments.version:
@@ -306,35 +324,6 @@ class Attempt:
     async def _look_whether_stored(self, number: int) -> PutResult | None:
         root = self._roots[16 * number : 16 * number + 16]
         return await look_whether_stored(self._context, self._keys[number], self._spans[number].total, root)
-
-
-class Written(NamedTuple):
-    """An object whose only copy was written, and whose `put_end` was not answered."""
-
-    key: bytes
-    size: int
-    put_id: int
-    joins: int
-    root: bytes
-    chunks: bytes
-
-
-async def end_written(context: Context, written: Written) -> PutResult | None:
-    """Ends a put again, on whichever connection there is; None when it must be put anew."""
-    reply = await context.link.put_end(written.put_id, [0], written.root, [written.chunks])
-    code, object_id = reply.entry(0)
-    if code == EntryCode.OK:
-        return PutResult(PutStatus.STORED, object_id, 1)
-    # Either the first message came through, or the put went with its connection.
-    return await look_whether_stored(context, written.key, written.size, written.root)
-
-
-async def look_whether_stored(context: Context, key: bytes, size: int, root: bytes) -> PutResult | None:
-    """Did a `put_end` count whose reply was lost? The same bytes under the key are as good."""
-    found = (await context.link.lookup([key], 0)).entry(0)
-    if found is not None and found[2] == root and found[1] == size:
-        return PutResult(PutStatus.STORED, found[0], len(found[4]))
-    return None
 
 
 @final

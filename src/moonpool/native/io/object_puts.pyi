@@ -1,0 +1,19 @@
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from moonpool.native.io.batch import Batch
+from moonpool.native.io.rpc_codec import PutReply
+
+NOT_POSTED: Final[int]
+
+@final
+class PutPlan:
+    def __new__(cls, reply: PutReply) -> PutPlan: ...
+    @property
+    def statuses(self) -> bytearray: ...
+    def prepare(
+        self, resolve: Callable[[int], Any], address: Any, length: Any, things: object, stop_ns: int
+    ) -> list[tuple[Any, Batch]]: ...
+    def judge(self) -> bool: ...
+    def statuses_of(self, key: int) -> bytes: ...
+    def hashes(self) -> tuple[list[int], bytes, list[bytes]]: ...
