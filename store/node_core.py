@@ -42,7 +42,7 @@ from moonpool.store.node_effects import (
 from moonpool.store.node_hashing import HashWork
 from moonpool.store.node_holds import LANES_ONLY, Fencing, Holds
 from moonpool.store.node_pins import PinBook, PinPlace
-from moonpool.store.node_segment import CoreSegment, Reporter, write_object
+from moonpool.store.node_segment import CoreSegment, Reporter, check_object
 from moonpool.store.node_views import Views
 
 #: A join is over before the node's clock could wrap in a grant's 32 bits.
@@ -274,6 +274,7 @@ class NodeCore:
         new = effect.new
         if new.object_id <= directory.word(place.slot) & ~DEAD:
             return
+        check_object(segment, new)
         self._forget(place)
         if self.pins.count(place):
             self.counters["pins_overwritten"] += 1
@@ -281,7 +282,7 @@ class NodeCore:
         # Its chunk digests may not be known: they are computed here then, and must give the root.
         whole = new.size <= CHUNK_BYTES or len(new.chunks) > 0
         if whole or not self.hashing.show_later(place, new):
-            write_object(segment, place.slot, new)
+            directory.add(place.slot, new)
 
     def _retire(self, place: PinPlace, effect: Retire, now_ms: int) -> None:
         segment = self.segments[place.segment]

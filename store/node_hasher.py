@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 from collections.abc import Sequence
 from typing import final
 
-from moonpool.errors import ProtocolError
 from moonpool.native.io.copying import chunk_digests, root_digest
 from moonpool.store.directory import CHUNK_BYTES
 from moonpool.store.node_hashing import HashWork, Job
@@ -46,8 +44,7 @@ class Hasher:
                 self._wake.clear()
                 continue
             root, chunks = self._hash(job)
-            # An object that cannot stand there is the master's mistake, and is not shown.
-            with self._lock, contextlib.suppress(ProtocolError):
+            with self._lock:
                 self._work.hashed(job, root, chunks)
 
     def _hash(self, job: Job) -> tuple[bytes, bytes]:

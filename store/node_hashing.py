@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, final
 from moonpool.store.directory import NewObject
 from moonpool.store.node_effects import Rehash
 from moonpool.store.node_pins import PinPlace
-from moonpool.store.node_segment import CoreSegment, write_object
+from moonpool.store.node_segment import CoreSegment
 
 #: The task of a job that no REHASH asked for.
 NO_TASK: Final = -1
@@ -124,7 +124,7 @@ class HashWork:
                 return
             del self._unverified[job.place]
             if root == new.digest:
-                write_object(segment, job.place.slot, new._replace(chunks=chunks))
+                segment.directory.add(job.place.slot, new._replace(chunks=chunks))
             else:
                 self.adds_damaged += 1
             return

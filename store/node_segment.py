@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from moonpool.errors import MoonpoolError, ProtocolError
-from moonpool.store.directory import DEAD, Directory, NewObject
+from moonpool.store.directory import DEAD, Directory, NewObject, check_new
 from moonpool.store.directory_report import RECORD_BYTES, RecordState, ReportRecord
 from moonpool.store.node_holds import Hold, Holds
 from moonpool.store.node_pins import PinBook, PinPlace
@@ -41,10 +41,10 @@ class CoreSegment:
         self.directory.plain.join_begins(self.directory.header.slots)
 
 
-def write_object(segment: CoreSegment, slot: int, new: NewObject) -> None:
-    """Shows an object; ProtocolError when it cannot stand there."""
+def check_object(segment: CoreSegment, new: NewObject) -> None:
+    """ProtocolError when the object cannot stand in the segment."""
     try:
-        segment.directory.add(slot, new)
+        check_new(new, segment.directory.header.capacity)
     except MoonpoolError as problem:
         raise ProtocolError(f"the master added an impossible object: {problem}") from problem
 

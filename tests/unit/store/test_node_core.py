@@ -389,6 +389,7 @@ def test_an_object_without_chunk_digests_is_shown_when_its_bytes_are_right() -> 
         [3, 70, 1, 0, 64, b"short", 1, 1],
         [1, 70, 1, CAPACITY, 64, 5, 9, b"k", b"d" * 16, 1, b"", 0],
         [1, 70, 1, 0, 64, 5, 9, b"", b"d" * 16, 1, b"", 0],
+        [1, 70, 1, 0, CAPACITY + 4096, 5, 9, b"k", b"d" * 16, 1, b"", 0],
         [1, 70, 1, 0, 64, 5, 9, "text", b"d" * 16, 1, b"", 0],
         [4, 1, 70, 1],
         [5, "70"],
