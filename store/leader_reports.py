@@ -171,12 +171,15 @@ class Reports:
             return False
         if space.resolved:
             space.unresolve()
-        opened = core.state.segment(space.segment_id).opened
-        if end > opened:
-            # In one step as large as a window, or each page would open some more.
-            end = min(space.capacity, max(end, opened + core.config.window_bytes))
-            core.commit(facts.Window(space.segment_id, opened, end - opened))
-            space.raise_floor(end)
+        if end <= space.floor:
+            return True
+        if space.windows or space.added != space.floor:
+            # Windows of this leader follow the floor: what lies there is known.
+            return False
+        # In one step as large as a window, or each page would open some more.
+        end = min(space.capacity, max(end, space.floor + core.config.window_bytes))
+        core.commit(facts.Window(space.segment_id, space.floor, end - space.floor))
+        space.raise_floor(end)
         return True
 
     def _retire(self, join: Join, space: SegmentSpace, record: ReportRecord, reason: Reason) -> None:
