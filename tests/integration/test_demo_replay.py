@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -54,7 +55,9 @@ def write_trace(path: Path) -> Path:
 
 
 def left_behind(folder: str) -> str:
-    processes = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10)
+    processes = subprocess.run(
+        ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10
+    )
     return "\n".join(line for line in processes.stdout.splitlines() if folder in line)
 
 
@@ -174,3 +177,31 @@ def test_a_child_that_ends_early_or_says_nothing_is_reported_and_reaped() -> Non
 def test_a_child_that_does_not_speak_json_is_reported() -> None:
     with ChildProcess("a child", ["this"]) as child, pytest.raises(ProtocolError, match="not JSON"):
         child.hear(60)
+
+
+def test_on_a_terminal_the_table_is_redrawn() -> None:
+    master, slave = os.openpty()
+    words = ["--requests", "150", "--block", "16KiB", "--workers", "2"]
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "moonpool.cli", "demo", *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        )
+    finally:
+        os.close(slave)
+    shown = b""
+    with child, os.fdopen(master, "rb", buffering=0) as terminal:
+        try:
+            while piece := terminal.read(65536):
+                shown += piece
+        except OSError as exc:
+            if exc.errno != errno.EIO:  # how a pseudo terminal says that its last writer is gone
+                raise
+        assert child.wait(timeout=60) == 0, shown
+    text = shown.decode()
+    assert "of 150 requests" in text, "drawn while it runs"
+    assert "generated, seed 0: 150 requests" in text
+    assert " 0 wrong blocks" in text
