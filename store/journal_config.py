@@ -16,6 +16,7 @@ _HOUR_MS: Final = 3_600_000
 
 _RANGES: Final[dict[str, tuple[int, int]]] = {
     "timeout_ms": (10, 600_000),
+    "slow_ms": (1, 600_000),
     "linger_us": (0, 1_000_000),
     "group_bytes": (1, 4 * MIB),
     "queue_bytes_max": (64 * KIB, 4 * GIB),
@@ -46,6 +47,9 @@ class JournalConfig:
     data_dir: str = ""
     #: Longest wait for one answer of Redis before the connection is given up.
     timeout_ms: int = 1_000
+    #: When Redis has not answered for so long, the journal counts as away: puts then wait for their facts, so
+    #: that no more than this is lost with a leader that dies meanwhile.
+    slow_ms: int = 200
     #: How long a fact that nobody waits for may wait for others to share an append with.
     linger_us: int = 1_000
     #: A group is sent at once when it holds so many bytes.

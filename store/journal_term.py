@@ -27,6 +27,7 @@ from moonpool.units import NS_PER_MS
 ENTRY_BYTES: Final = 40
 _VERSION_MIN: Final = (6, 2)  # XTRIM with MINID
 _LOG: Final = logging.getLogger("moonpool.store.journal")
+_SLOW: Final = "Redis is slow to answer"
 #: Pause before a refused append is tried again.
 _RETRY_NS: Final = 100 * NS_PER_MS
 
@@ -132,6 +133,8 @@ class Term:
                 peer=link.address.shown,
                 timeout_ms=self._config.timeout_ms,
             )
+        if self._slow_in_ns(now_ns) == 0 and not self.trouble:
+            self.trouble = _SLOW
         if self.lease.due_in_ns(now_ns) == 0:
             self._renew(link, now_ns)
         if self._broken_off:
@@ -149,10 +152,17 @@ class Term:
         due = self.lease.due_in_ns(now_ns)
         if self._expected:
             due = min(due, self._expected[0].sent_ns + self._config.timeout_ms * NS_PER_MS - now_ns)
+            due = min(due, self._slow_in_ns(now_ns) or due)
         if self._broken_off:
             return max(0, min(due, self._retry_ns - now_ns) if not self._expected else due)
         linger = self.queue.due_in_ns(now_ns)
         return max(0, due if linger is None else min(due, linger))
+
+    def _slow_in_ns(self, now_ns: int) -> int:
+        """How long until the oldest answer is slow to come; 0: it is."""
+        if not self._expected:
+            return self._config.slow_ms * NS_PER_MS
+        return max(0, self._expected[0].sent_ns + self._config.slow_ms * NS_PER_MS - now_ns)
 
     def answered(self, link: RedisLink, answers: list[Answer], now_ns: int) -> None:
         """Takes in answers, in order."""
@@ -162,6 +172,8 @@ class Term:
                     f"Redis at {link.address.shown} sent an answer that nobody asked for"
                 )
             self._expected.popleft().take(answer, now_ns)
+        if self.trouble == _SLOW:
+            self.trouble = ""
 
     @property
     def owes_nothing(self) -> bool:

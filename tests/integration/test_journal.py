@@ -284,13 +284,15 @@ def test_a_killed_redis_deposes_and_nothing_durable_is_lost(server: PrivateRedis
 
 
 def test_a_stopped_redis_is_trouble_and_then_goes_on(master: Callable[..., Master], link: RedisLink) -> None:
-    one = master(timeout_ms=200).lead()
+    one = master(timeout_ms=400, slow_ms=50).lead()
     one.append(3)
     one.settle()
     os.kill(link.process_id, signal.SIGSTOP)
     try:
         one.append(3)
-        one.until(lambda: one.journal.trouble, "trouble")
+        one.until(lambda: "slow" in one.journal.trouble, "slow")
+        one.until(lambda: "slow" not in one.journal.trouble, "away")
+        assert one.journal.trouble
         assert one.journal.durable == 3
         one.until(
             lambda: not one.journal.may_answer(time.clock_gettime_ns(time.CLOCK_BOOTTIME)),
