@@ -7,7 +7,7 @@ ends with `sync`.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from moonpool.errors import InternalError
 from moonpool.native.table.directory_slots import DirectorySlots
@@ -68,6 +68,8 @@ class HotPath:
         core.counters = numbers
         self._core = core
         self._told: dict[int, _Told] = {}
+        self._version: tuple[Any, ...] = ()
+        self._ranks: dict[int, int] = {}
         self._schedule: list[int] = []
         self._largest = 0
         #: For the rpc loop: it has `hot_binding()`.
@@ -125,7 +127,15 @@ class HotPath:
             may_change=may_change,
             may_end=core.config.durability == "async" and not core.journal_away,
         )
-        self._sync_segments()
+        # A few comparisons instead of all rows, in the turns in which nothing of them changed.
+        version = (
+            core.state.segments_version,
+            [(each.segment_id, each.resolved, each.floor) for each in core.spaces.values()],
+            [(each.number, each.clock_ms, each.clock_at_ms) for each in core.joins.values()],
+        )
+        if version != self._version or core.ranks is not self._ranks:
+            self._sync_segments()
+            self._version, self._ranks = version, core.ranks
         if core.schedule != self._schedule or core.largest_segment != self._largest:
             native.set_schedule(core.schedule, core.largest_segment)
             self._schedule, self._largest = list(core.schedule), core.largest_segment
