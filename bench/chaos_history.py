@@ -15,6 +15,7 @@ time or never.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -28,11 +29,10 @@ class HistoryBroken(AssertionError):
 
 
 class Eraser(NamedTuple):
-    """A remove or an upsert that returned. `makes`: the tag of the upsert's own value, or -1."""
+    """A remove that returned, from its begin to its end."""
 
     began: float
     ended: float
-    makes: int
 
 
 @dataclass(slots=True)
@@ -54,10 +54,18 @@ class PutRecord:
 @dataclass(slots=True)
 class _OfKey:
     puts: dict[bytes, list[PutRecord]] = field(default_factory=dict)
-    erasers: list[Eraser] = field(default_factory=list)
+    #: When erasers ended, ascending; and for each the latest begin of those that had ended by then.
+    ends: list[float] = field(default_factory=list)
+    begins: list[float] = field(default_factory=list)
     #: Removes that have begun and not returned, and those whose outcome is unknown, by their begin.
     open_removes: dict[int, float] = field(default_factory=dict)
     removes: list[Eraser] = field(default_factory=list)
+
+    def erased(self, began: float, ended: float) -> None:
+        """What was complete when it began is gone now that it has ended."""
+        assert not self.ends or self.ends[-1] <= ended, "a history is told in the order of time"
+        self.ends.append(ended)
+        self.begins.append(max(began, self.begins[-1]) if self.begins else began)
 
 
 def content_digest(content: bytes | bytearray | memoryview) -> bytes:
@@ -97,7 +105,7 @@ class History:
             return
         record.complete = at if record.complete is None else min(record.complete, at)
         if replaces:
-            self._of(record.key).erasers.append(Eraser(record.began, at, tag))
+            self._of(record.key).erased(record.began, at)
 
     def remove_began(self, key: str, at: float) -> int:
         """A remove starts; returns its number for `remove_ended`."""
@@ -111,8 +119,8 @@ class History:
         entry = self._of(key)
         began = entry.open_removes.pop(number)
         if is_gone:
-            entry.erasers.append(Eraser(began, at, -1))
-            entry.removes.append(Eraser(began, at, -1))
+            entry.erased(began, at)
+            entry.removes.append(Eraser(began, at))
 
     def judge_get(self, key: str, began: float, ended: float, digest: bytes) -> int:
         """A get returned a value; raises HistoryBroken when it must not have. Returns the put's tag."""
@@ -186,9 +194,13 @@ class History:
             return "did not store"
         if record.complete is None:
             return None
-        for eraser in reversed(self._of(record.key).erasers):
-            if eraser.ended < began and eraser.began > record.complete and eraser.makes != record.tag:
-                return f"was complete at {record.complete}, erased from {eraser.began} to {eraser.ended}"
+        entry = self._of(record.key)
+        # An upsert began before its own value was complete: it never counts against that.
+        found = bisect_left(entry.ends, began)
+        if found and entry.begins[found - 1] > record.complete:
+            erased = bisect_right(entry.begins, record.complete, 0, found)
+            began, ended = entry.begins[erased], entry.ends[erased]
+            return f"was complete at {record.complete}, erased from {began} to {ended}"
         return None
 
     def _whose(self, digest: bytes) -> str:

@@ -88,15 +88,19 @@ class _Link:
 
 @final
 class FaultProxy:
-    """Listens on a free loopback port from creation to `close`; forwards to `target` ("host:port")."""
+    """Listens from creation to `close` and forwards to `target` ("host:port").
 
-    def __init__(self, target: str, fault: Fault = NO_FAULT) -> None:
+    It listens on a free loopback port, or at `listen`: another loopback address with the target's port, say.
+    """
+
+    def __init__(
+        self, target: str, fault: Fault = NO_FAULT, *, listen: tuple[str, int] | None = None
+    ) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host.strip("[]"), int(port))
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
-        self._listener = socket.create_server(
-            ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
-        )
+        loopback = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+        self._listener = socket.create_server(listen or (loopback, 0), family=family)
         self._changed = threading.Condition()
         self._fault = fault
         self._links: list[_Link] = []
