@@ -38,7 +38,7 @@ class CoreSegment:
         """A new join: grants of earlier ones are over."""
         self.id = segment_id
         self.directory.name(segment_id)
-        self.directory.plain.join_begins(self.directory.header.slots)
+        self.directory.plain.join_begins()
 
 
 def check_object(segment: CoreSegment, new: NewObject) -> None:

@@ -8,7 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 from moonpool.native.io.rpc_msgpack cimport (
     mp_pack_read_array,
     mp_pack_read_bytes,
@@ -133,10 +133,19 @@ cdef class SegmentEffects:
             PyBuffer_Release(&self.view)
             self.view.buf = NULL
 
-    def join_begins(self, uint64_t slots) -> None:
-        """Forgets whose grants the extents had. `slots` as it was made."""
-        memset(self.tags, 0, slots * 2)
-        memset(self.added_ms, 0, slots * 8)
+    def join_begins(self) -> None:
+        """Forgets whose grants the extents had."""
+        # Fresh memory and not zeroed in place: what is never used then costs nothing.
+        cdef uint16_t* tags = <uint16_t*>calloc(self.slots + 1, 2)
+        cdef uint64_t* added_ms = <uint64_t*>calloc(self.slots + 1, 8)
+        if tags == NULL or added_ms == NULL:
+            free(tags)
+            free(added_ms)
+            raise OutOfMemory(f"no memory for {self.slots} slots")
+        free(self.tags)
+        free(self.added_ms)
+        self.tags = tags
+        self.added_ms = added_ms
 
     def set_number(self, uint32_t number) -> None:
         """What the segment is called in lists of what was done."""
