@@ -83,7 +83,7 @@ class Room:
     def evict(self, segment_id: int, wanted: int) -> int:
         """Evicts objects from a segment until their extents cover `wanted` bytes; the bytes that it found."""
         core = self._core
-        if core.now_ms < core.free_after_ms:
+        if core.now_ms < core.free_after_ms or core.journal_behind:
             return 0
         count_max = core.config.evict_batch
         found = core.objects.victims(segment_id, wanted, core.now_ms, count_max=count_max, soft=False)
@@ -95,19 +95,22 @@ class Room:
         return freed
 
     def _evict_all(self, segment_id: int, indices: Sequence[int]) -> int:
-        """Evicts these objects: each loses its place on the segment, and ends if it has no other."""
+        """Evicts these objects: each loses its place on the segment, and ends if it has no other.
+
+        Where a member of a group ends, all of them do, wherever they are.
+        """
         core = self._core
         ending: dict[int, list[StoredObject]] = {}
         freed = 0
-        for index in indices:
-            stored = core.objects.at(index)
-            if len(stored.places) == 1:
-                ending.setdefault(stored.tenant, []).append(stored)
-                freed += extent_bytes(stored.size)
-                continue
+        victims = [core.objects.at(index) for index in indices]
+        broken = {(each.tenant, each.group) for each in victims if each.group and len(each.places) == 1}
+        for stored in victims:
             here = [place for place in stored.places if place.segment == segment_id]
+            freed += extent_bytes(stored.size) * len(here)
+            if len(stored.places) == 1 or (stored.tenant, stored.group) in broken:
+                ending.setdefault(stored.tenant, []).append(stored)
+                continue
             for place in here:
-                freed += extent_bytes(stored.size)
                 core.commit(
                     facts.PlaceGone(stored.object_id, stored.tenant, stored.key, segment_id, Reason.EVICTED)
                 )
