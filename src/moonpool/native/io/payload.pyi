@@ -1,5 +1,8 @@
 from typing import Any
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
 class Payload:
     def __new__(
         cls, address: int, size_bytes: int, keep: object, home: list[int] | None, writable: bool, *more: Any
