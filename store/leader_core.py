@@ -7,7 +7,7 @@ shell, lets out whatever may leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from moonpool.errors import InternalError, MoonpoolError
@@ -32,6 +32,9 @@ from moonpool.store.table_factory import Tables
 #: Order in which readers are told of places; a segment in another state is not seen.
 _RANKS: Final = {NodeState.ACTIVE: 0, NodeState.SUSPECT: 1, NodeState.LEAVING: 1}
 _U32: Final = 0xFFFFFFFF
+#: Bytes of one fact about objects that go, and of an object id with what goes around it.
+GONE_BYTES_MAX: Final = 256 << 10
+_PAIR_BYTES: Final = 16
 #: A segment that is full still gets this share of its capacity as room, so that eviction is spread.
 _FULL_SHARE: Final = 50
 
@@ -92,9 +95,26 @@ class LeaderCore:
             self.segments_changed()
         return self.counters.last_fact
 
+    def commit_gone(self, reason: int, tenant: int, objects: Sequence[tuple[int, bytes]]) -> None:
+        """Makes the facts of objects that go together, each of a bounded size."""
+        start, size = 0, 0
+        for at, (_, key) in enumerate(objects):
+            size += len(key) + _PAIR_BYTES
+            if size > GONE_BYTES_MAX:
+                self.commit(facts.ObjectsGone(reason, tenant, tuple(objects[start:at])))
+                start, size = at, len(key) + _PAIR_BYTES
+        if start < len(objects):
+            self.commit(facts.ObjectsGone(reason, tenant, tuple(objects[start:])))
+
+    @property
+    def journal_behind(self) -> bool:
+        """True when as many facts wait for the journal as may."""
+        waiting = self.counters.last_fact - self.durable
+        return self.journal_full or waiting >= self.config.facts_waiting_max
+
     def check_may_change(self) -> None:
         """Raises where no fact may be made now: too many wait for the journal."""
-        if self.journal_full or self.counters.last_fact - self.durable >= self.config.facts_waiting_max:
+        if self.journal_behind:
             raise JournalUnavailable(
                 "the journal is behind by as many facts as may wait; nothing was changed, try again"
             )
@@ -347,7 +367,7 @@ def end_objects(core: LeaderCore, ended: list[StoredObject], leases: list[int], 
     if not ended:
         return needs
     tenant = ended[0].tenant
-    core.commit(facts.ObjectsGone(reason, tenant, tuple((each.object_id, each.key) for each in ended)))
+    core.commit_gone(reason, tenant, [(each.object_id, each.key) for each in ended])
     for stored, lease in zip(ended, leases, strict=True):
         for place in stored.places:
             needs.join(core.retire(stored, place, reason, lease))

@@ -96,6 +96,8 @@ class Joins:
         offers = [read_offer(each) for each in array(params[6], "segments", _SEGMENTS_OF_NODE_MAX)]
         if len({each.name for each in offers}) != len(offers):
             raise BadParams("two segments of one node have the same name", field="segments")
+        if call.session.client is not None:
+            raise BadParams("this connection belongs to a client; a node needs one of its own")
         core.check_may_change()
         old = next((each for each in core.state.nodes.values() if each.name == name), None)
         if highest > core.counters.epoch or (old is None and highest == core.counters.epoch):

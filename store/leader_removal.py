@@ -68,7 +68,7 @@ class Removal:
         core = self._core
         if keys_gone and not core.state.settled and core.state.adopting:
             before = core.counters.epoch << 40
-            core.commit(facts.ObjectsGone(Reason.REMOVED, tenant, tuple((before, key) for key in keys_gone)))
+            core.commit_gone(Reason.REMOVED, tenant, [(before, key) for key in keys_gone])
 
     def _answer(self, call: Call, result: list[Any], needs: Needs, going: list[StoredObject]) -> Any:
         core = self._core

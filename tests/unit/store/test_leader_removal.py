@@ -134,6 +134,20 @@ def test_prefixes_go_in_steps() -> None:
     w.leader.check()
 
 
+def test_many_long_keys_go_in_facts_of_bounded_size() -> None:
+    w, c = world(batch_keys_max=1_024)
+    keys = [b"%04d" % at + b"x" * 1_000 for at in range(600)]
+    assert list(w.call(c, "remove", [keys, "defer", False])[1]) == [ABSENT] * 600
+    w = w.takeover()
+    before = len(w.journal)
+    w.send(w.client(), "remove", [keys, "defer", False])
+    made = w.journal[before:]
+    assert len(made) == 3
+    assert all(len(each) < 300_000 for each in made)
+    assert len(w.leader.state.graves) == 600
+    w.leader.check()
+
+
 def test_listing_goes_in_steps_too() -> None:
     w, c = world(list_looks_max=2)
     names = [b"n%d" % at for at in range(7)]

@@ -181,6 +181,12 @@ def test_only_who_may_call_a_method_may(method: str) -> None:
         assert w.refused(callers[Caller.CLIENT], method, GOOD[method]) == "UNKNOWN_NODE"
 
 
+def test_a_connection_is_of_a_client_or_of_a_node() -> None:
+    w, callers = world()
+    assert w.refused(callers[Caller.CLIENT], "node_join", GOOD["node_join"]) == "BAD_PARAMS"
+    assert w.refused(callers[Caller.NODE], "client_join", GOOD["client_join"]) == "BAD_PARAMS"
+
+
 def test_unknown_methods_are_refused() -> None:
     w, _ = world()
     for method in ("", "nothing", "drain", "__init__", None, 5, b"exists"):
