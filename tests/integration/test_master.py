@@ -241,6 +241,28 @@ def test_a_bug_in_the_leader_costs_the_term_and_not_the_facts(
         assert client.call("status", [], CALL_S)["epoch"] == 2
 
 
+def test_snapshots_are_taken_under_load_and_a_restart_reads_them(
+    server: PrivateRedis, open_master: Callable[..., Master]
+) -> None:
+    one = open_master(address=server.url, snapshot_every_ms=100, snapshot_timeout_ms=10_000)
+    names = {"default"}
+    with join(one.address) as client:
+
+        def snapshots() -> bool:
+            name = f"t{len(names)}"
+            client.call("tenant_set", [name, 0, b""], CALL_S)
+            names.add(name)
+            return one._journal.counters()["journal_snapshots"] >= 2
+
+        until(snapshots, "two snapshots")
+        assert one._journal.counters()["journal_snapshots_failed"] == 0
+        assert tenants(client) == names
+    one.close(release=True)
+    two = open_master(address=server.url)
+    with join(two.address) as client:
+        assert tenants(client) == names
+
+
 def test_the_pages_tell_what_is_there(server: PrivateRedis, open_master: Callable[..., Master]) -> None:
     one = open_master(address=server.url, http=True)
     with join(one.address) as client:
