@@ -38,6 +38,7 @@ def as_plain(found: ChaosFindings, settings: ChaosSettings) -> dict[str, Any]:
         "rest_s": round(found.rest_s, 2),
         "gauges": found.gauges,
         "final_hits": found.final_hits,
+        "errors": found.verdict.errors,
         "broken": found.verdict.broken,
         "violations": found.violations,
     }
@@ -60,6 +61,8 @@ def show(plain: dict[str, Any]) -> None:
     for what in ("broken", "violations"):
         for text in plain[what]:
             console.print(f"[red]{what}:[/red] {text}", highlight=False)
+    for name, text in plain["errors"].items():
+        console.print(f"[dim]{name}:[/dim] {text}", highlight=False)
     console.print("everything held" if plain["good"] else "[red]something did not hold[/red]")
 
 

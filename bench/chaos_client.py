@@ -50,6 +50,11 @@ class ClientSettings:
     replicas: int = 2
     think_ms: float = 8.0
 
+    @property
+    def is_near(self) -> bool:
+        """Whether it maps the nodes' memory."""
+        return "shm" in self.transports
+
     def to_json(self) -> str:
         """For the command line."""
         return json.dumps(asdict(self))
@@ -69,7 +74,9 @@ class ChaosClient:
 
     def run(self) -> None:
         """Works until standard input ends."""
-        names, weights = list(MIX), list(MIX.values())
+        # Who maps no memory cannot look at it in place.
+        mix = {name: weight for name, weight in MIX.items() if name != "view" or self._settings.is_near}
+        names, weights = list(mix), list(mix.values())
         while not select.select([sys.stdin], [], [], self._chance.random() * self._settings.think_ms / 500)[
             0
         ]:
@@ -78,7 +85,7 @@ class ChaosClient:
             try:
                 getattr(self, f"_{name}")()
             except MoonpoolError as error:
-                self._recorder.note("failed", name, type(error).__name__)
+                self._recorder.note("failed", name, type(error).__name__, str(error)[:300])
             self._recorder.note("lasted", name, round(time.monotonic() - began, 3))
 
     def read_everything(self) -> None:

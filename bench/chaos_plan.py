@@ -15,7 +15,7 @@ STRIKES: Final[dict[str, tuple[str, ...]]] = {
     "node": ("kill", "stop", "cut", "stall", "cut_lanes", "stall_lanes"),
     "master": ("kill", "stop", "cut", "stall"),
     "redis": ("kill", "stop"),
-    "client": ("kill", "stop", "stop"),
+    "client": ("kill", "stop"),
 }
 #: In seconds: how long a process is stopped, away or unheard, at least and at most.
 LASTS_S: Final[dict[str, tuple[float, float]]] = {

@@ -52,6 +52,8 @@ class Member:
         self.proxy: FaultProxy | None = None
         self.births = 0
         self.is_stopped = False
+        #: Where a client writes down what it does.
+        self.record = Path()
 
     @property
     def name(self) -> str:
@@ -184,6 +186,7 @@ class ChaosPool:
         self._births += 1
         record = self.folder / f"client-{self._births}.jsonl"
         self.records.append(record)
+        member.record = record
         far = member.number % 2 == 1
         settings = ClientSettings(
             number=member.number,

@@ -47,7 +47,8 @@ class Program:
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise PeerStalled(f"{self.name} does not get ready", timeout_ms=timeout_s * 1e3)
+                words = self.last_words()
+                raise PeerStalled(f"{self.name} does not get ready: {words}", timeout_ms=timeout_s * 1e3)
         if not self.process.stdout.read(65_536):
             self.process.wait(REAP_S)
             raise PeerGone(f"{self.name} ended before it was ready: {self.last_words()}")

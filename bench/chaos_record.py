@@ -38,6 +38,17 @@ class Recorder:
         os.close(self._fd)
 
 
+def is_within(path: Path, what: str) -> bool:
+    """Whether the last thing that a living client wrote down is this one: it is at that call now."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 512))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return False
+    return len(lines) > 1 and f'"{what}"'.encode() in lines[-2]
+
+
 def read_lines(paths: Iterable[Path]) -> list[list[Any]]:
     """The lines of all files, in the order of their times. A half line of a killed client is left out."""
     lines: list[list[Any]] = []
@@ -55,6 +66,8 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
     #: Gets and views that returned what they must not, the first of them.
     broken: list[str] = field(default_factory=list)
+    #: An example of each kind of failure.
+    errors: dict[str, str] = field(default_factory=dict)
     #: Calls that had begun when their client was killed.
     in_mid_put: int = 0
     in_mid_view: int = 0
@@ -120,8 +133,9 @@ class _Judge:
     def _lasted(self, _at: int, what: str, seconds: float) -> None:
         self.verdict.longest = max(self.verdict.longest, (seconds, what))
 
-    def _failed(self, _at: int, what: str, error: str) -> None:
+    def _failed(self, _at: int, what: str, error: str, text: str) -> None:
         self.verdict.counts[f"{what} failed: {error}"] += 1
+        self.verdict.errors.setdefault(f"{what} {error}", text)
 
     def _judge(self, key: str, began: int, at: int, digest: str) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 from moonpool.bench.chaos_client import ChaosClient, ClientSettings
 from moonpool.bench.chaos_plan import Strike, make_plan
 from moonpool.bench.chaos_pool import KEYS, ChaosPool, Member
-from moonpool.bench.chaos_record import Recorder, Verdict, judge, read_lines
+from moonpool.bench.chaos_record import Recorder, Verdict, is_within, judge, read_lines
 from moonpool.bench.fault_proxy import Fault
 from moonpool.errors import MoonpoolError
 from moonpool.store.client import Pool, connect
@@ -24,6 +24,8 @@ END_S: Final = 45.0
 REST_S: Final = 10.0
 #: A call that takes longer hangs. Its client may have been stopped meanwhile, which counts for it.
 CALL_S: Final = 30.0
+#: Longest wait for the right moment.
+AIM_S: Final = 0.8
 GAUGES: Final = ("writing", "quarantined", "leaving")
 
 
@@ -92,6 +94,7 @@ class ChaosRun:
         member = self._pool.members[strike.kind, strike.number]
         if member.program is None or member.is_stopped:
             return
+        self._aim(strike, member)
         self.findings.strikes[f"{strike.what} {strike.kind}"] += 1
         self._tell(f"{strike.at_s:6.1f} s  {strike.what} {member.name} for {strike.lasts_s:.1f} s")
         back_s = strike.at_s + strike.lasts_s
@@ -103,6 +106,15 @@ class ChaosRun:
             self._at(back_s, member.go_on)
         else:
             self._strike_proxy(strike, member, back_s)
+
+    def _aim(self, strike: Strike, member: Member) -> None:
+        """Waits a little for a client to be in the middle of a put, or of a view."""
+        if strike.kind != "client":
+            return
+        aim = "view_began" if strike.lasts_s * 1e3 % 3 < 1 and member.number % 2 == 0 else "put_began"
+        until = time.monotonic() + AIM_S
+        while time.monotonic() < until and not is_within(member.record, aim):
+            time.sleep(0.001)
 
     def _strike_proxy(self, strike: Strike, member: Member, back_s: float) -> None:
         proxy = member.proxy

@@ -126,9 +126,14 @@ MUTATIONS = (
     Mutation("forget pins", forget_pins, ("none", "slow"), ("ViewChanged", "ExtentStolen")),
     Mutation("answer removals at once", answer_removals_at_once, ("none", "slow"), ("HistoryBroken",)),
     Mutation("ignore leases", ignore_leases, ("none", "slow"), ("LeaseBroken",)),
-    Mutation("answer without lease", answer_without_lease, ("masters", "network"), ("HistoryBroken",)),
-    Mutation("adopt everything", adopt_everything, ("redis_loss",), ("HistoryBroken", "InternalError")),
-    Mutation("append without epoch", append_without_epoch, ("masters", "network"), ("UnknownFact",)),
+    Mutation("answer without lease", answer_without_lease, ("split",), ("HistoryBroken", "LeaseBroken")),
+    Mutation(
+        "adopt everything",
+        adopt_everything,
+        ("redis_loss",),
+        ("HistoryBroken", "LeaseBroken", "InternalError"),
+    ),
+    Mutation("append without epoch", append_without_epoch, ("masters",), ("UnknownFact", "InternalError")),
     Mutation("forget effects", forget_effects, ("none",), ("InvariantBroken", "HistoryBroken")),
 )
 

@@ -64,8 +64,18 @@ def _part_leader(world: World) -> None:
     """The leader and Redis do not hear each other; everybody else hears both."""
     leaders = [master for master in world.living_masters() if master.leads]
     if leaders:
-        world.network.part(leaders[0].process.host, "redis")
-        world.later(2_500, world.network.heal)
+        leader = leaders[0].process
+        world.network.part(leader.host, "redis")
+        # By then another one leads; some find it, and some still talk to the old one.
+        world.loop.after(900 * MS, lambda: _scatter(world, leader))
+        world.loop.after(world.loop.chance.randint(300, 2_400) * MS, world.network.heal)
+
+
+def _scatter(world: World, process: Process) -> None:
+    """Some of those who talk to a process lose it, and look for another."""
+    for connection in world.network.connections_of(process):
+        if world.loop.chance.random() < 0.5:
+            connection.cut()
 
 
 def _kill_redis(world: World) -> None:
@@ -206,6 +216,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="slow", network=_SLOW),
     Fault(name="nodes", blows=_NODE),
     Fault(name="masters", blows=_MASTER),
+    Fault(name="split", blows=(_part_leader,)),
     Fault(name="redis", blows=_REDIS),
     Fault(name="clients", blows=_CLIENT, every_us_max=300 * MS),
     Fault(name="network", blows=_NETWORK, every_us_max=600 * MS),

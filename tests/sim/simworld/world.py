@@ -46,7 +46,7 @@ class WorldOptions:
     tasks: int = 2
     active_us: int = 5 * SECOND
     #: Bound on the time in which everything must settle once the faults are over.
-    settle_us: int = 40 * SECOND
+    settle_us: int = 15 * SECOND
 
 
 class World:
