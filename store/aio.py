@@ -114,6 +114,18 @@ class AsyncPool:
         """Store an object: STORED, EXISTS or NO_SPACE."""
         return await self._run(self._calls.put(key, data, policy_of(policy, settings), wait_ms))
 
+    async def put_from(
+        self,
+        key: Key,
+        buffers: Sequence[Any],
+        *,
+        policy: PutPolicy | None = None,
+        wait_ms: int | None = None,
+        **settings: Any,
+    ) -> PutResult:
+        """Store the bytes of several buffers, one after another, as one object."""
+        return await self.put(key, list(buffers), policy=policy, wait_ms=wait_ms, **settings)
+
     async def put_many(
         self,
         keys: Sequence[Key],

@@ -61,6 +61,18 @@ class Pool:
                 return quick
         return self._run(self._calls.put(key, data, policy_of(policy, settings), wait_ms))
 
+    def put_from(
+        self,
+        key: Key,
+        buffers: Sequence[Any],
+        *,
+        policy: PutPolicy | None = None,
+        wait_ms: int | None = None,
+        **settings: Any,
+    ) -> PutResult:
+        """Store the bytes of several buffers, one after another, as one object: `put` of a list of them."""
+        return self.put(key, list(buffers), policy=policy, wait_ms=wait_ms, **settings)
+
     def put_many(
         self,
         keys: Sequence[Key],

@@ -35,7 +35,6 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "lease_ms_max": (1, 600_000),
     "hedge_after_us": (0, 60_000_000),
     "hedges_max": (1, 4_096),
-    "beat_ms": (10, 60_000),
 }
 
 
@@ -103,18 +102,17 @@ class ClientConfig:
     views_max: int = 65_536
     #: Most objects whose chunk digests are kept for ranged reads.
     chunk_lists_max: int = 1_024
-    #: Lease of a read: this, and a millisecond for each `lease_bytes_per_ms`, at most `lease_ms_max`.
+    #: Lease of a read: this, and a millisecond for each `lease_bytes_per_ms`, at most `lease_ms_max`, and at
+    #: most what the masters give.
     lease_base_ms: int = 20
     #: See `lease_base_ms`.
     lease_bytes_per_ms: int = 50_000
     #: See `lease_base_ms`.
-    lease_ms_max: int = 10_000
+    lease_ms_max: int = 5_000
     #: A read over the network that takes this long, and longer than most, also asks another copy; 0 never.
     hedge_after_us: int = 5_000
     #: Most such second reads at once.
     hedges_max: int = 16
-    #: How often a quiet pool asks its master whether it is still there.
-    beat_ms: int = 2_000
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -93,6 +93,7 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
     """Starts what the pool needs and joins the master. Raises as `connect`; leaves nothing behind then."""
     owned: list[Callable[[], None]] = []
     expected: list[str] = []
+    parts: PoolParts | None = None
     engine = Engine(config.engine)
     owned.append(engine.close)
     io = make_io(engine)
@@ -116,7 +117,8 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
             hedger=Hedger(config.hedge_after_us, config.hedges_max),
             cache=_cache_of(config),
         )
-        link.on_join = partial(_take_settings, context.cache)
+        parts = PoolParts(context, owned)
+        link.on_join = partial(_take_settings, parts)
         await context.fetch_segments()
         if config.contribute_bytes:
             from moonpool.store.embedded_pool import contribute
@@ -125,8 +127,10 @@ async def build_parts(config: ClientConfig, make_io: Callable[[Engine], Io]) -> 
             owned.append(node.close)
             expected.append(node.name)
         await _wait_for_memory(context, expected)
-        return PoolParts(context, owned)
+        return parts
     except BaseException:
+        if parts is not None:
+            await parts.close()
         while owned:
             owned.pop()()
         raise
@@ -146,11 +150,13 @@ def _name_of(config: ClientConfig) -> str:
     return config.name or f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _take_settings(cache: LocationCache | None, settings: dict[str, Any]) -> None:
-    """A location may be trusted for as long as the masters wait for those who do, and no longer."""
-    lease_ms = settings.get("location_lease_ms")
-    if cache is not None and type(lease_ms) is int:
-        cache.shorten(int(lease_ms * NS_PER_MS * _LEASE_SHARE))
+def _take_settings(parts: PoolParts, settings: dict[str, Any]) -> None:
+    """Leases and locations may be trusted for as long as the masters stand by them, and no longer."""
+    lease_ms, location_lease_ms = settings.get("lease_ms_max"), settings.get("location_lease_ms")
+    if type(lease_ms) is int:
+        parts.calls.reader.lease_ms_max = min(parts.context.config.lease_ms_max, lease_ms)
+    if parts.context.cache is not None and type(location_lease_ms) is int:
+        parts.context.cache.shorten(int(location_lease_ms * NS_PER_MS * _LEASE_SHARE))
 
 
 def _cache_of(config: ClientConfig) -> LocationCache | None:

@@ -163,7 +163,8 @@ class Reader:
         config = context.config
         self._lease_base_ms = config.lease_base_ms
         self._lease_bytes_per_ms = config.lease_bytes_per_ms
-        self._lease_ms_max = config.lease_ms_max
+        #: Cut to the masters' own limit at each join.
+        self.lease_ms_max = config.lease_ms_max
         self.timeout_ns = config.read_timeout_ms * NS_PER_MS
         #: Size of the largest objects read lately: what a read of unknown size asks a lease for.
         self.recent_bytes = 64 * KIB
@@ -172,7 +173,7 @@ class Reader:
 
     def lease_ms(self, size_bytes: int) -> int:
         """How long to ask the master to keep extents for reading so much."""
-        return min(self._lease_base_ms + size_bytes // self._lease_bytes_per_ms, self._lease_ms_max)
+        return min(self._lease_base_ms + size_bytes // self._lease_bytes_per_ms, self.lease_ms_max)
 
     def note_size(self, size: int) -> None:
         """Remembers the largest size read lately."""

@@ -65,7 +65,7 @@ def test_duplicate_keys_each_get_their_own_bytes(pool: Pool) -> None:
 
 def test_scatter_lists(pool: Pool) -> None:
     whole = content(200_000)
-    pool.put("s", [whole[:7], b"", whole[7:100_000], whole[100_000:]])
+    pool.put_from("s", [whole[:7], b"", whole[7:100_000], whole[100_000:]])
     assert pool.get("s") == whole
     parts = [bytearray(65_530), bytearray(12), bytearray(200_000)]
     assert pool.get_into("s", parts).length == 200_000
@@ -208,6 +208,13 @@ def test_the_master_is_asked_tail_first_with_a_lease_for_the_size(pool: Pool, sc
     assert (method, keys) == ("lookup", [b"tail", b"middle", b"head"])
     assert lease_ms == 20 + 3 * (1 << 20) // 50_000
     assert scripted.names() == ["lookup"]
+
+
+def test_leases_are_no_longer_than_the_master_gives(pool: Pool, scripted: Any) -> None:
+    pool.put("k", content(10))
+    pool.get_into("k", np.zeros(1 << 30, dtype=np.uint8))
+    assert next(params for name, params in scripted.calls if name == "lookup")[1] <= 5_000
+    assert pool._calls.reader.lease_ms(1 << 40) == 5_000
 
 
 def test_a_changed_list_of_segments_is_fetched_before_places_are_followed(pool: Pool, scripted: Any) -> None:

@@ -173,7 +173,7 @@ def test_settings_find_their_place() -> None:
         {"tenant": ""},
         {"token": "text"},
         {"engine": None},
-        {"beat_ms": 1.5},
+        {"unavailable_ms": 1.5},
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
