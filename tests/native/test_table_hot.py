@@ -124,6 +124,24 @@ def test_a_put_and_its_reads() -> None:
     assert len(core.puts) == 0
 
 
+def test_nothing_is_answered_before_the_first_turn() -> None:
+    hot = HotCore(
+        ObjectTable(),
+        OpenPuts(),
+        HotCounters(1, 0, bytes(16)),
+        batch_keys_max=10,
+        lease_ms_max=1,
+        put_ms=1,
+        put_bytes_per_ms=1,
+        facts_waiting_max=1,
+    )
+    assert hot.call(EXISTS, CLIENT, TENANT, NOW, pack([[b"a"], 0])) is None
+    hot.set_turn(NOW, 0, 1, may_change=True, may_end=True)
+    assert hot.call(EXISTS, CLIENT, TENANT, NOW, pack([[b"a"], 0])) == b"\xc4\x01\x00"
+    with pytest.raises(UsageError, match="no such hot method"):
+        hot.call(4, CLIENT, TENANT, NOW, b"")
+
+
 def test_leases_are_cut_and_never_shortened() -> None:
     core = Core()
     core.put(b"a")

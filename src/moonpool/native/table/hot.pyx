@@ -40,6 +40,8 @@ cdef enum:
 
 
 cdef int serve(HotState state, int method, const HotCall* call, HotOut* out) noexcept nogil:
+    if not state.told:
+        return HOT_COLD
     if method == HOT_EXISTS:
         return hot_exists(state, call, out)
     if method == HOT_LOOKUP:
@@ -86,9 +88,10 @@ cdef class HotCore:
 
     def set_turn(self, now_ms, durable, segments_version, *, may_change, may_end) -> None:
         """Cluster time, the last durable fact, the version of the segments; whether facts may be made, and whether
-        new objects may be confirmed before their facts are durable.
+        new objects may be confirmed before their facts are durable. Before the first call everything goes to Python.
         """
         self.state.now_ms = max(self.state.now_ms, <uint64_t>now_ms)
+        self.state.told = True
         self.state.durable = durable
         self.state.segments_version = segments_version
         self.state.may_change = may_change

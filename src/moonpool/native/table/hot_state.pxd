@@ -93,6 +93,7 @@ cdef class HotState:
     cdef uint64_t now_ms
     cdef uint64_t durable
     cdef uint64_t segments_version
+    cdef bint told                        # `set_turn` was called: before it nothing is answered
     cdef bint may_change                  # facts may be made
     cdef bint may_end                     # and new objects be confirmed before their facts are durable
     cdef bint freed                       # an extent became free
