@@ -12,7 +12,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any, Final, final
 
-from moonpool.errors import MoonpoolError
+from moonpool.errors import MoonpoolError, Status
 from moonpool.native.io.memory import BufferHold
 from moonpool.native.io.object_batch import clear_memory
 from moonpool.native.io.object_calls import read_confirmed, read_object, read_word, write_object
@@ -179,6 +179,8 @@ class Quick:
             target.peer.native, hold.address, target.data, offset, size, grant, stop_ns
         )
         if status:
+            if status == Status.ACCESS_DENIED:
+                self._give_back(client, reply.put_id)
             return None
         try:
             end = client.native.put_end(reply.put_id, (0,), root, (chunks,), self._timeout_s)
@@ -190,7 +192,7 @@ class Quick:
 
     @staticmethod
     def _give_back(client: Any, put_id: int) -> None:
-        """Nothing was posted: the extents are free at once, or at their deadline if this is lost."""
+        """Nothing is under way: the extents are free at once, or at their deadline if this is lost."""
         with contextlib.suppress(MoonpoolError):
             client.call("put_abort", [put_id, None], _ABORT_S)
 

@@ -141,6 +141,8 @@ class Attempt:
         #: Status of each place of each key.
         self._statuses: list[dict[int, int]] = [{} for _ in keys]
         self._errors: dict[int, MoonpoolError] = {}
+        #: Why keys without a result have none, where nodes refused their grants.
+        self.refused: dict[int, MoonpoolError] = {}
         self._put_id = 0
         self._stop_ns = 0
         self._joins = 0
@@ -309,9 +311,15 @@ class Attempt:
             error = self._errors.get(number) or PeerGone("no node that was to take a copy can be reached")
         else:
             error = error_from_status(worst, operation="WRITE", index=number)
-        self._results[number] = PutResult(PutStatus.FAILED, error=error)
-        if all(status in _SETTLED for status in statuses):
+        settled = all(status in _SETTLED for status in statuses)
+        if settled:
             aborted.append(number)
+        if settled and Status.ACCESS_DENIED in statuses:
+            # A refused grant may be good: its key is of the join before, or its tag of 16 bits is by chance
+            # that of an earlier put, whose grants the node refuses here. Another put gets another grant.
+            self.refused[number] = error
+        else:
+            self._results[number] = PutResult(PutStatus.FAILED, error=error)
 
     async def _ended(self, number: int, code: int, object_id: int) -> PutResult | None:
         if code == EntryCode.OK:
@@ -338,6 +346,7 @@ class Writer:
     ) -> list[PutResult]:
         """One result a key. Raises only what concerns the whole call (no master, closed, refused)."""
         results: list[PutResult | None] = [None] * len(keys)
+        refused: dict[int, MoonpoolError] = {}
         left = put_order(keys)
         for _ in range(_PUTS_MAX):
             attempt = Attempt(
@@ -345,11 +354,15 @@ class Writer:
             )
             for i, result in zip(left, await attempt.run(), strict=True):
                 results[i] = result
+            refused = {left[number]: error for number, error in attempt.refused.items()}
             left = [i for i in left if results[i] is None]
             if not left:
                 return cast("list[PutResult]", results)
         lost = MasterUnavailable("the master changed during each of several tries to put; try again")
-        return [result or PutResult(PutStatus.FAILED, error=lost) for result in results]
+        return [
+            result or PutResult(PutStatus.FAILED, error=refused.get(i, lost))
+            for i, result in enumerate(results)
+        ]
 
 
 def put_order(keys: Sequence[bytes]) -> list[int]:

@@ -90,9 +90,9 @@ def test_the_start_of_a_prompt_is_used_last(worker: ReplayWorker, pool: DictPool
     worker.request(0, chain)
     gets = [keys for kind, keys in pool.calls if kind == "get"]
     puts = [keys for kind, keys in pool.calls if kind == "put"]
-    # The pool counts the keys of one look-up from the last to the first by itself.
+    # The pool counts the keys of one call from the last to the first by itself.
     assert [key for keys in gets for key in reversed(keys)] == keys_of(chain[::-1])
-    assert [key for keys in puts for key in keys] == keys_of(chain[::-1])
+    assert [key for keys in puts for key in reversed(keys)] == keys_of(chain[::-1])
     assert max(map(len, gets + puts)) == WINDOW_BLOCKS
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moonpool.errors import PeerError, UsageError
+from moonpool.errors import AccessDenied, PeerError, UsageError
 from moonpool.store.client import Pool, connect
 from moonpool.store.client_results import PutPolicy, PutStatus
 from moonpool.store.errors import (
@@ -72,6 +72,41 @@ def test_of_many_only_those_fail_that_no_node_took(pool: Pool, scripted: Any) ->
     results = pool.put_many(["a"], [b"1"]) + pool.put_many(["b"], [b"2"])
     assert [result.status for result in results] == [PutStatus.FAILED, PutStatus.STORED]
     assert isinstance(results[0].error, PeerError)
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_refused_grant_means_putting_again(scripted: Any, size: int, many: bool) -> None:
+    """The first put meets a node that refuses its grant, the second one does not."""
+    both = guarded, open_to_all = list(scripted.segments)
+    guarded.data = guarded.engine.allocate(guarded.data.size_bytes, prefault=False, granted=True)
+    turns = iter([[guarded]])
+
+    def guarded_first(params: list[Any]) -> Any:
+        scripted.segments = next(turns, [open_to_all])
+        started = scripted._put_start(*params)
+        scripted.segments = both
+        return started
+
+    scripted.bend["put_start"] = guarded_first
+    data = bytes(range(250)) * (size // 250 + 1)
+    with connect(scripted.address, transports=("tcp",)) as pool:
+        if many:
+            results = pool.put_many(["k", "l"], [data, data])
+            assert [result.status for result in results] == [PutStatus.STORED, PutStatus.STORED]
+        else:
+            assert pool.put("k", data).stored
+        assert pool.get("k") == data
+    assert scripted.names().count("put_abort") == 1
+
+
+def test_a_node_that_refuses_every_grant_is_an_error(scripted: Any) -> None:
+    (guarded,) = scripted.segments = scripted.segments[:1]
+    guarded.data = guarded.engine.allocate(guarded.data.size_bytes, prefault=False, granted=True)
+    with connect(scripted.address, transports=("tcp",)) as pool, pytest.raises(AccessDenied):
+        pool.put("k", b"value")
+    assert scripted.names().count("put_start") == scripted.names().count("put_abort")
+    assert not scripted.objects
 
 
 def test_keys_end_tail_first_but_duplicates_in_order(pool: Pool, scripted: Any) -> None:

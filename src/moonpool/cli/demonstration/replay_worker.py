@@ -73,7 +73,7 @@ class ReplayWorker:
         outcome.found = bytes(found)
         missing = [place for place in range(len(chain)) if not found[place]]
         for window in windows(len(missing)):
-            self._write([hashes[missing[each]] for each in reversed(window)], outcome)
+            self._write([hashes[missing[each]] for each in window], outcome)
         return outcome
 
     def _read(
