@@ -50,7 +50,16 @@ def config_of(durability: str = "async", events: bool = True) -> MasterConfig:
     )
 
 
-class HotWorld(World):
+class ColdWorld(World):
+    """Everything is served in Python. A node whose connection the leader has closed says nothing."""
+
+    def ack(self, node: ModelNode) -> None:
+        if node.connection not in self.closed:
+            super().ack(node)
+        node.inbox.clear()
+
+
+class HotWorld(ColdWorld):
     """Its hot methods are served by the native core where that will."""
 
     answered = 0
@@ -88,7 +97,7 @@ class Pair:
 
     def __init__(self, policy: str, config: MasterConfig, puts_max: int) -> None:
         make = tables_of(policy, puts_max)
-        self.cold = World(config=config, make_tables=make)
+        self.cold = ColdWorld(config=config, make_tables=make)
         self.hot = HotWorld(config=config, make_tables=make)
         self.worlds = (self.cold, self.hot)
         for world in self.worlds:
@@ -233,10 +242,15 @@ class HotMachine(RuleBasedStateMachine):
         for world, node in zip(self.pair.worlds, pair, strict=True):
             world.cut(node)
 
-    @precondition(lambda self: self.away)
+    def silenced(self) -> list[int]:
+        """Which nodes had their connection closed by the leader."""
+        cold = self.pair.cold
+        return [at for at, each in enumerate(cold.nodes.values()) if each.connection in cold.closed]
+
+    @precondition(lambda self: self.away or self.silenced())
     @rule()
     def node_returns(self) -> None:
-        _, pair = self.away.popitem()
+        pair = self.away.popitem()[1] if self.away else self.node(self.silenced()[0])
         for world, node in zip(self.pair.worlds, pair, strict=True):
             world.join(node)
 
