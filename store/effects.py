@@ -17,10 +17,13 @@ FENCE: Final = 3
 REHASH: Final = 4
 RESET: Final = 5
 
+# Kept, since making one costs as much as packing an effect; `pack` holds the GIL from start to end.
+_pack: Final = msgpack.Packer(use_bin_type=True).pack
+
 
 def encode_effect(effect: tuple[Any, ...]) -> bytes:
     """The bytes of one effect."""
-    packed: bytes = msgpack.packb(effect, use_bin_type=True)
+    packed: bytes = _pack(effect)
     return packed
 
 
