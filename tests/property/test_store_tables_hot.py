@@ -302,5 +302,7 @@ def test_long_random_runs_do_not_differ(policy: str) -> None:
         if step % 20 == 0:
             pair.check()
     pair.check()
+    replayed = pair.hot.replayed()
+    assert replayed.state_hash() == pair.hot.leader.state.state_hash()
     print(f"seed {seed}: {pair.hot.answered} of 1200 requests were answered natively")
     assert pair.hot.answered > 700
