@@ -32,7 +32,10 @@ UNIX_NAME_BYTES_MAX: Final = 107
 
 _ABSTRACT_MARKS: Final = ("@", "\0")
 _PATH_MARK: Final = "/"
-_REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.EPIPE})
+#: Also a peer that took the connection and reset it at once.
+_REFUSED: Final = frozenset(
+    {errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ECONNABORTED}
+)
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 
