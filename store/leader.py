@@ -216,7 +216,8 @@ class Leader:
         self._clock(now_ms)
         if sequence > core.counters.last_fact:
             raise InternalError(f"the journal confirms fact {sequence}, which was not made")
-        core.durable = max(core.durable, sequence)
+        if sequence > core.durable:
+            core.durable, core.behind_since_ms = sequence, 0
         core.journal_away = False
         for space in core.spaces.values():
             if space.windows and space.open_windows(core.durable):

@@ -7,7 +7,7 @@ shell, lets out whatever may leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from moonpool.errors import InternalError, MoonpoolError
@@ -23,7 +23,7 @@ from moonpool.store.master_config import MasterConfig
 from moonpool.store.outputs import Outputs, Push, Reply
 from moonpool.store.placement import weigh
 from moonpool.store.quarantine import Quarantined, Releases
-from moonpool.store.records import ANY_SLOT, NodeState, Place, Reason, StoredObject, extent_bytes
+from moonpool.store.records import ANY_SLOT, NodeState, Place, StoredObject, extent_bytes
 from moonpool.store.segment_space import SegmentSpace
 from moonpool.store.sessions import Client, Join, Session
 from moonpool.store.state import State
@@ -72,6 +72,8 @@ class LeaderCore:
         self.schedule: list[int] = []
         self.largest_segment = 0
         self.journal_away = False
+        #: Since when some fact has waited for the journal without any that was confirmed; 0: none waits.
+        self.behind_since_ms = 0
         #: The journal's queue, or the journal itself, is at its bound.
         self.journal_full = False
         #: Nothing that existed before this leader is freed before; and nothing of removals is said before.
@@ -105,6 +107,13 @@ class LeaderCore:
                 start, size = at, len(key) + _PAIR_BYTES
         if start < len(objects):
             self.commit(facts.ObjectsGone(reason, tenant, tuple(objects[start:])))
+
+    @property
+    def puts_wait(self) -> bool:
+        """True when a put of a new key must not reply before its fact is durable."""
+        since_ms = self.behind_since_ms
+        slow = bool(since_ms) and self.now_ms - since_ms > self.config.async_ms_max
+        return self.config.durability == "sync" or self.journal_away or slow
 
     @property
     def journal_behind(self) -> bool:
@@ -321,6 +330,10 @@ class LeaderCore:
 
     def finish(self) -> None:
         """Lets out replies and effects that may leave; called at the end of each call from the shell."""
+        if self.counters.last_fact == self.durable:
+            self.behind_since_ms = 0
+        elif not self.behind_since_ms:
+            self.behind_since_ms = max(1, self.now_ms)
         for entry in self.releases.due(self.now_ms):
             self.free_quarantined(entry)
         if self.space_came:
@@ -359,28 +372,3 @@ class LeaderCore:
                 by_tenant.setdefault(stored.tenant, []).append((stored.key, places))
             for tenant, removed in by_tenant.items():
                 self.removed_events(tenant, removed)
-
-
-def end_objects(core: LeaderCore, ended: list[StoredObject], leases: list[int], reason: Reason) -> Needs:
-    """Ends objects of one tenant: their facts, their extents' quarantine, events. What a reply waits for."""
-    needs = Needs(not_before_ms=core.silent_until_ms)
-    if not ended:
-        return needs
-    tenant = ended[0].tenant
-    core.commit_gone(reason, tenant, [(each.object_id, each.key) for each in ended])
-    for stored, lease in zip(ended, leases, strict=True):
-        for place in stored.places:
-            needs.join(core.retire(stored, place, reason, lease))
-    core.removed_events(tenant, [(each.key, each.places) for each in ended])
-    needs.sequence = core.counters.last_fact
-    join_ending(core, needs, tenant, [each.key for each in ended])
-    return needs
-
-
-def join_ending(core: LeaderCore, needs: Needs, tenant: int, keys: Iterable[bytes]) -> None:
-    """Adds what is still to come of earlier ends of these keys."""
-    if core.holds.ending:
-        for key in keys:
-            earlier = core.holds.ending.get((tenant, key))
-            if earlier is not None:
-                needs.join(earlier)

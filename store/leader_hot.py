@@ -125,7 +125,7 @@ class HotPath:
             core.durable,
             core.state.segments_version,
             may_change=may_change,
-            may_end=core.config.durability == "async" and not core.journal_away,
+            may_end=not core.puts_wait,
         )
         # A few comparisons instead of all rows, in the turns in which nothing of them changed.
         version = (

@@ -11,7 +11,8 @@ from moonpool.store.effects import ADD, encode_effect
 from moonpool.store.errors import BadParams
 from moonpool.store.facts import Object, encode_fact
 from moonpool.store.holds import Needs
-from moonpool.store.leader_core import LeaderCore, join_ending
+from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_endings import join_ending
 from moonpool.store.outputs import Reply
 from moonpool.store.params import array, number, raw
 from moonpool.store.records import (
@@ -73,7 +74,7 @@ class PutEnds:
                 stored.append((put.entries[row[0]].key, places))
         core.stored_events(call.tenant, stored)
         result = [core.counters.epoch, codes]
-        waits = core.config.durability == "sync" or core.journal_away or needs.sequence
+        waits = core.puts_wait or needs.sequence
         if core.counters.last_fact == before or not waits:
             return result
         needs.sequence = core.counters.last_fact

@@ -12,7 +12,8 @@ from typing import Any, final
 from moonpool.store import facts
 from moonpool.store.call import HELD, Call
 from moonpool.store.holds import Needs
-from moonpool.store.leader_core import LeaderCore, end_objects, join_ending
+from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_endings import end_objects, join_ending
 from moonpool.store.outputs import Reply
 from moonpool.store.params import cursor, flag, if_leased, keys, number, prefix
 from moonpool.store.records import Pin, Reason, RemoveCode, StoredObject

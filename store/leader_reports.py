@@ -26,7 +26,8 @@ from moonpool.store.call import Call
 from moonpool.store.directory_report import RecordState, ReportRecord, read_records
 from moonpool.store.effects import ADD, RETIRE
 from moonpool.store.errors import BadParams
-from moonpool.store.leader_core import LeaderCore, end_objects
+from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_endings import end_objects
 from moonpool.store.leader_nodes import Nodes
 from moonpool.store.params import flag, number, raw
 from moonpool.store.quarantine import Quarantined

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from moonpool.store import facts
-from moonpool.store.leader_core import LeaderCore, end_objects, join_ending
+from moonpool.store.leader_core import LeaderCore
+from moonpool.store.leader_endings import end_objects, join_ending
 from moonpool.store.records import NodeState, Reason, StoredObject, extent_bytes
 from moonpool.store.segment_space import SegmentSpace
 

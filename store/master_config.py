@@ -25,6 +25,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "lease_ms_max": (0, _HOUR_MS),
     "location_lease_ms": (0, _HOUR_MS),
     "journal_wait_ms": (1, _HOUR_MS),
+    "async_ms_max": (1, _HOUR_MS),
     "put_ms": (1, _HOUR_MS),
     "put_bytes_per_ms": (1, 1 << 40),
     "put_wait_ms_max": (0, _HOUR_MS),
@@ -84,6 +85,9 @@ class MasterConfig:
     location_lease_ms: int = 2_000
     #: How long replies wait for a journal that is away before they say so.
     journal_wait_ms: int = 2_000
+    #: In "async": when the journal is behind by this long, puts wait for it as in "sync", so that no more
+    #: than this is lost with a master.
+    async_ms_max: int = 100
     #: Time that every put has, besides that for its bytes.
     put_ms: int = 10_000
     #: A put has one more millisecond for each so many bytes.

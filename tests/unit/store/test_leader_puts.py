@@ -231,6 +231,26 @@ def test_async_replies_at_once_but_not_while_the_journal_is_away() -> None:
     assert w.put(c, b"later")[0] == OK
 
 
+def test_async_puts_wait_for_a_journal_that_is_slow() -> None:
+    w, c = world()
+    begun = start(w, c, *[64] * 4)
+    w.auto = False
+
+    def end_one(index: int) -> int:
+        entry = [index, digest_of(b"k%d" % index, 64), b""]
+        return w.send(c, "put_end", [begun[2], [entry]])
+
+    assert end_one(0) in w.replies
+    w.now_ms += w.config.async_ms_max
+    assert end_one(1) in w.replies
+    w.now_ms += 1
+    late = end_one(2)
+    assert late not in w.replies
+    w.persist()
+    assert w.replies[late][0] is None
+    assert end_one(3) in w.replies
+
+
 def test_effects_leave_only_when_their_facts_are_durable() -> None:
     w, c = world()
     begun = start(w, c, 4096)
