@@ -106,7 +106,7 @@ def test_put_start(benchmark: Any) -> None:
     requests = [start_of(number) for number in range(ROUNDS + 1)]
     benchmark.pedantic(lambda: call(hot, PUT_START, requests[next(numbers)]), rounds=ROUNDS, warmup_rounds=1)
     benchmark.extra_info["keys"] = KEYS
-    assert hot.counters.last_put == ROUNDS + 1
+    assert hot.counters.last_put == next(numbers) > 0
 
 
 def test_put_end(benchmark: Any) -> None:
@@ -114,7 +114,7 @@ def test_put_end(benchmark: Any) -> None:
     requests = [end_of(call(hot, PUT_START, start_of(number))) for number in range(ROUNDS + 1)]
     benchmark.pedantic(lambda: call(hot, PUT_END, requests[next(numbers)]), rounds=ROUNDS, warmup_rounds=1)
     benchmark.extra_info["keys"] = KEYS
-    assert hot.counters.last_fact == KEYS * (ROUNDS + 1)
+    assert hot.counters.last_fact == KEYS * next(numbers) > 0
 
 
 def test_take(benchmark: Any) -> None:
