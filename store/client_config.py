@@ -81,7 +81,7 @@ class ClientConfig:
     #: Longest wait for one answer of the master, beyond the time that the call itself may wait there.
     request_timeout_ms: int = 5_000
     #: How long calls look for a master that leads before they raise.
-    unavailable_ms: int = 5_000
+    unavailable_ms: int = 15_000
     #: First pause between tries; doubled each time.
     retry_first_ms: int = 10
     #: Longest pause between tries.

@@ -7,11 +7,12 @@ version than ours means that the list must be fetched again before its places ar
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from moonpool.errors import ProtocolError
+from moonpool.errors import PeerError, ProtocolError
 from moonpool.store.records import NodeState
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _NEARNESS: Final = {"local": 0, "shm": 1}
 _FAR: Final = 2
 _SUSPECT: Final = 8
+#: A node that could not be reached is not tried again for so long.
+_FAILED_S: Final = 0.25
 
 
 class SegmentInfo(NamedTuple):
@@ -101,6 +104,8 @@ class SegmentsView:
         self._infos: dict[int, SegmentInfo] = {}
         self._targets: dict[int, Target] = {}
         self._peers: OrderedDict[tuple[str, bytes], Segment] = OrderedDict()
+        self._opening: dict[tuple[str, bytes], threading.Lock] = {}
+        self._failed: dict[tuple[str, bytes], tuple[float, PeerError]] = {}
         #: Epoch and version of the list we have; None before the first. A journal that lost its tail counts
         #: versions again, but its epoch is another.
         self.version: tuple[int, int] | None = None
@@ -121,6 +126,9 @@ class SegmentsView:
             wanted = {(info.endpoint, info.instance) for info in infos.values()}
             for known in [known for known in self._peers if known not in wanted]:
                 self._close(self._peers.pop(known))
+            for known in [known for known in (*self._opening, *self._failed) if known not in wanted]:
+                self._opening.pop(known, None)
+                self._failed.pop(known, None)
 
     def info(self, segment_id: int) -> SegmentInfo | None:
         """What the master said of a segment; None when its list has no such segment."""
@@ -134,21 +142,27 @@ class SegmentsView:
     def target(self, segment_id: int) -> Target | None:
         """The way to a segment, opened if need be; None when the list has no such segment.
 
-        Raises the engine's error when its node cannot be reached.
+        Raises the engine's error when its node cannot be reached; for a moment after that at once.
         """
         found = self._targets.get(segment_id)
         if found is not None and not found.peer.native.dead:
             return found
+        info = self._infos.get(segment_id)
+        if info is None:
+            return None
+        known = (info.endpoint, info.instance)
         with self._lock:
-            info = self._infos.get(segment_id)
-            if info is None:
-                return None
+            opening = self._opening.setdefault(known, threading.Lock())
+        # One lock a node: others are reached meanwhile, also while this one does not answer.
+        with opening:
             peer = self._peer(info)
             if not (peer.knows(info.data) and peer.knows(info.directory)):
                 self._engine.refresh(peer)
             made = Target(info, peer)
-            self._targets[segment_id] = made
-            return made
+        with self._lock:
+            if self._infos.get(segment_id) == info and self._peers.get(known) is peer:
+                self._targets[segment_id] = made
+        return made
 
     def drop(self, segment_id: int) -> None:
         """Forgets the way to a segment whose node failed, so that the next use opens it afresh."""
@@ -171,25 +185,40 @@ class SegmentsView:
                 self._close(self._peers.popitem()[1])
 
     def _peer(self, info: SegmentInfo) -> Segment:
+        """The open segment of a node's engine; its `opening` lock is held."""
         known = (info.endpoint, info.instance)
-        peer = self._peers.get(known)
-        if peer is not None and not peer.native.dead:
-            self._peers.move_to_end(known)
-            return peer
-        if peer is not None:
-            self._close(self._peers.pop(known))
-        while len(self._peers) >= self._open_max:
-            self._close(self._peers.popitem(last=False)[1])
+        with self._lock:
+            peer = self._peers.get(known)
+            if peer is not None and not peer.native.dead:
+                self._peers.move_to_end(known)
+                return peer
+            if peer is not None:
+                self._close(self._peers.pop(known))
+            failed_at, problem = self._failed.get(known, (0.0, None))
+        if problem is not None and time.monotonic() < failed_at + _FAILED_S:
+            raise problem.with_traceback(None)
+        try:
+            peer = self._open(info)
+        except PeerError as failure:
+            self._failed[known] = (time.monotonic(), failure)
+            raise
+        with self._lock:
+            self._failed.pop(known, None)
+            while len(self._peers) >= self._open_max:
+                self._close(self._peers.popitem(last=False)[1])
+            self._peers[known] = peer
+        return peer
+
+    def _open(self, info: SegmentInfo) -> Segment:
         peer = self._engine.open(info.endpoint, timeout_s=self._open_timeout_s)
         if any(info.instance) and peer.instance != info.instance:
             # The port belongs to another process now: bytes from it would be somebody else's.
-            self._close(peer)
+            self._engine.close_segment(peer)
             raise ProtocolError(
                 "another instance lives at the node's address; the master will hear of it",
                 peer=info.endpoint,
                 segment=info.name,
             )
-        self._peers[known] = peer
         return peer
 
     def _close(self, peer: Segment) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Classes below a page; from 4 KiB up there are four classes to a doubling.
 _SMALL_CLASSES: Final = (512, 1024, 2048)
 _SLAB_BYTES: Final = 4 * MIB
+#: No block is larger than the pool's bound divided by this.
+_SHARE_OF_ONE: Final = 8
 
 
 class ObjectBytes(Payload):
@@ -136,6 +138,8 @@ class ValuePool:
 
     def _grow(self, block: int, free: list[int]) -> None:
         """Adds a slab of blocks, or one large block, within the bound; else leaves `free` empty."""
+        if block > self._limit_bytes // _SHARE_OF_ONE:
+            return  # it would leave no room for others
         slab = block if block > _SLAB_BYTES // 4 else _SLAB_BYTES // block * block
         if self._taken_bytes + slab > self._limit_bytes:
             slab = block

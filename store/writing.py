@@ -178,6 +178,8 @@ class Attempt:
             if code:
                 self._results[number] = refusal(code)
         self._roots, self._chunks = self._hash()
+        if time.monotonic_ns() >= stop_ns:
+            self._errors = {number: _late() for number in range(len(statuses))}
 
     async def end(self) -> list[PutResult | None]:
         """Ends what was taken over: one result a key."""
@@ -243,11 +245,10 @@ class Attempt:
 
     def _post_nothing(self, groups: Sequence[PutGroup]) -> None:
         """The deadline passed before anything could be posted."""
-        late = DeadlinePassed("the put's deadline passed before its bytes could be written; put it again")
         for group in groups:
             for one in group.slices:
                 self._statuses[one.number][one.place] = _NOT_POSTED
-                self._errors[one.number] = late
+                self._errors[one.number] = _late()
 
     def _hash(self) -> tuple[bytes, list[bytes]]:
         addresses, lengths, first = array("Q"), array("Q"), array("Q", [0])
@@ -363,6 +364,10 @@ class Writer:
             result or PutResult(PutStatus.FAILED, error=refused.get(i, lost))
             for i, result in enumerate(results)
         ]
+
+
+def _late() -> DeadlinePassed:
+    return DeadlinePassed("the put's deadline passed before its bytes could be written; put it again")
 
 
 def put_order(keys: Sequence[bytes]) -> list[int]:

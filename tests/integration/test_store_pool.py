@@ -68,9 +68,8 @@ def active_segments(pool: moonpool.Pool) -> int:
     return sum(segment["state"] == "active" for segment in pool.status()["segments"])
 
 
-@pytest.fixture(params=["shm", "tcp"])
-def pool(request: pytest.FixtureRequest, peers: Peers) -> Iterator[moonpool.Pool]:
-    """A pool over two nodes of 32 MiB, on "hosts" of their own, reached one way."""
+def start_cluster(peers: Peers) -> str:
+    """A master and two nodes of 32 MiB, on "hosts" of their own: the master's address."""
     master = peers.start("master")
     for number in (1, 2):
         peers.start(
@@ -81,10 +80,39 @@ def pool(request: pytest.FixtureRequest, peers: Peers) -> Iterator[moonpool.Pool
             segment_bytes=32 * MIB,
             slot_bytes=1024,
         )
-    with moonpool.connect(master, transports=(request.param,)) as pool:
-        until(lambda: active_segments(pool) == 2)
-        until(lambda: pool.upsert("probe", b"", replicas=2).replicas == 2)  # both have open windows
-        pool.remove("probe")
+    return master
+
+
+def wait_for_both(pool: moonpool.Pool) -> None:
+    until(lambda: active_segments(pool) == 2)
+    until(lambda: pool.upsert("probe", b"", replicas=2).replicas == 2)  # both have open windows
+    pool.remove("probe")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """For tests that leave every process alive."""
+    peers = Peers()
+    try:
+        yield start_cluster(peers)
+    finally:
+        peers.end()
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def pool(request: pytest.FixtureRequest, cluster: str) -> Iterator[moonpool.Pool]:
+    """The shared pool, empty, reached one way."""
+    with moonpool.connect(cluster, transports=(request.param,)) as pool:
+        wait_for_both(pool)
+        yield pool
+        pool.remove_all(force=True)
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def own_pool(request: pytest.FixtureRequest, peers: Peers) -> Iterator[moonpool.Pool]:
+    """A pool whose processes (`peers`: master, n1, n2) the test may stop and kill."""
+    with moonpool.connect(start_cluster(peers), transports=(request.param,)) as pool:
+        wait_for_both(pool)
         yield pool
 
 
@@ -119,7 +147,8 @@ def test_the_chunk_list_in_the_directory_serves_ranges(pool: moonpool.Pool) -> N
     until(listed)
 
 
-def test_replicas_are_on_two_hosts_and_either_will_do(pool: moonpool.Pool, peers: Peers) -> None:
+def test_replicas_are_on_two_hosts_and_either_will_do(own_pool: moonpool.Pool, peers: Peers) -> None:
+    pool = own_pool
     content = random.Random(7).randbytes(200_000)
     assert pool.put("k", content, replicas=2).replicas == 2
     stat = pool.stat("k")
@@ -134,8 +163,9 @@ def test_replicas_are_on_two_hosts_and_either_will_do(pool: moonpool.Pool, peers
     assert pool.get("k") == content
 
 
-@pytest.mark.parametrize("pool", ["tcp"], indirect=True)  # memory of this host is read without its node
-def test_a_node_that_is_stopped_does_not_hold_a_read_up(pool: moonpool.Pool, peers: Peers) -> None:
+@pytest.mark.parametrize("own_pool", ["tcp"], indirect=True)  # memory of this host is read without its node
+def test_a_node_that_is_stopped_does_not_hold_a_read_up(own_pool: moonpool.Pool, peers: Peers) -> None:
+    pool = own_pool
     keys = [f"k{number}" for number in range(8)]
     contents = [bytes([number]) * 50_000 for number in range(8)]
     assert all(result.replicas == 2 for result in pool.put_many(keys, contents, replicas=2))
@@ -214,8 +244,9 @@ def test_views_pin_what_they_show(pool: moonpool.Pool) -> None:
     until(lambda: pool.status()["gauges"]["quarantined"] == 0)
 
 
-@pytest.mark.parametrize("pool", ["shm"], indirect=True)
-def test_a_node_killed_under_a_view_leaves_its_bytes(pool: moonpool.Pool, peers: Peers) -> None:
+@pytest.mark.parametrize("own_pool", ["shm"], indirect=True)
+def test_a_node_killed_under_a_view_leaves_its_bytes(own_pool: moonpool.Pool, peers: Peers) -> None:
+    pool = own_pool
     content = random.Random(9).randbytes(100_000)
     pool.put("k", content)
     view = pool.view("k")
@@ -265,3 +296,17 @@ def test_two_embedded_pools_do_not_meet() -> None:
     with moonpool.connect(embedded_bytes=MIB) as one, moonpool.connect(embedded_bytes=MIB) as other:
         one.put("k", b"v")
         assert other.get("k") is None
+
+
+def test_the_example_of_a_serving_engine_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "store_kv_blocks.py"
+    ran = subprocess.run(
+        [sys.executable, "-P", str(example)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split(" blocks")[0] for line in ran.stdout.splitlines()] == [
+        "first: 0 of 40",
+        "longer: 40 of 48",
+        "first again: 40 of 40",
+    ]
+    assert ran.stdout.count(" 0 of them wrong") == 3
