@@ -19,6 +19,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "embedded_bytes": (1 * MIB, 1 << 46),
     "connect_timeout_ms": (1, _HOUR_MS),
     "request_timeout_ms": (1, _HOUR_MS),
+    "lookup_timeout_ms": (1, _HOUR_MS),
     "unavailable_ms": (0, _HOUR_MS),
     "retry_first_ms": (1, 60_000),
     "retry_max_ms": (1, 60_000),
@@ -78,8 +79,10 @@ class ClientConfig:
     embedded_bytes: int = 256 * MIB
     #: Longest wait for a connection to one master.
     connect_timeout_ms: int = 2_000
-    #: Longest wait for one answer of the master, beyond the time that the call itself may wait there.
+    #: Longest wait for an answer that the master may have to wait for, besides what the call itself asks for.
     request_timeout_ms: int = 5_000
+    #: Longest wait for an answer that it has at once (look-ups, extents): then the next master is asked.
+    lookup_timeout_ms: int = 1_500
     #: How long calls look for a master that leads before they raise.
     unavailable_ms: int = 15_000
     #: First pause between tries; doubled each time.

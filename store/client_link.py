@@ -57,6 +57,8 @@ class MasterLink:
             connect_ms=config.connect_timeout_ms, handshake_ms=config.connect_timeout_ms
         )
         self._timeout_s = config.request_timeout_ms * _MS
+        #: Of answers that a master has at once.
+        self.quick_timeout_s = config.lookup_timeout_ms * _MS
         self._closed = False
         #: The connection, joined; None while there is none. The hot paths use it directly.
         self.client: Any = None
@@ -73,17 +75,23 @@ class MasterLink:
         """The result of a method whose reply begins with the epoch. Raises the store's errors."""
         told = list(params)
         return await self.until_answered(
-            lambda client, limit_s: client.call(method, told, limit_s), wait_ms, epoch_of_result
+            lambda client, limit_s: client.call(method, told, limit_s),
+            self._timeout_s + wait_ms * _MS,
+            epoch_of_result,
         )
 
     async def ask_plain(self, method: str, *params: Any, wait_ms: int = 0) -> Any:
         """The result of a method whose reply carries no epoch."""
         told = list(params)
-        return await self.until_answered(lambda client, limit_s: client.call(method, told, limit_s), wait_ms)
+        return await self.until_answered(
+            lambda client, limit_s: client.call(method, told, limit_s), self._timeout_s + wait_ms * _MS
+        )
 
     async def lookup(self, keys: Sequence[bytes], lease_ms: int) -> LookupReply:
         """Where each key's object lies."""
-        reply: LookupReply = await self._hot(lambda hot, limit_s: hot.lookup(keys, lease_ms, limit_s), 0)
+        reply: LookupReply = await self._hot(
+            lambda hot, limit_s: hot.lookup(keys, lease_ms, limit_s), self.quick_timeout_s
+        )
         return reply
 
     async def put_start(
@@ -91,7 +99,8 @@ class MasterLink:
     ) -> PutReply:
         """Extents for new objects. `policy` is the MessagePack of its map."""
         reply: PutReply = await self._hot(
-            lambda hot, limit_s: hot.put_start(keys, sizes, policy, wait_ms, limit_s), wait_ms
+            lambda hot, limit_s: hot.put_start(keys, sizes, policy, wait_ms, limit_s),
+            self.quick_timeout_s + wait_ms * _MS,
         )
         return reply
 
@@ -100,7 +109,7 @@ class MasterLink:
     ) -> EndReply:
         """Objects of which every copy was written."""
         reply: EndReply = await self._hot(
-            lambda hot, limit_s: hot.put_end(put_id, indexes, digests, chunks, limit_s), 0
+            lambda hot, limit_s: hot.put_end(put_id, indexes, digests, chunks, limit_s), self._timeout_s
         )
         return reply
 
@@ -108,28 +117,28 @@ class MasterLink:
         """One byte a key."""
         io = self._io
         flags: bytes = await self.until_answered(
-            lambda client, limit_s: io.hot(client).exists(keys, lease_ms, limit_s), 0
+            lambda client, limit_s: io.hot(client).exists(keys, lease_ms, limit_s),
+            self.quick_timeout_s,
         )
         return flags
 
-    async def _hot(self, call: Callable[[Any, float], Any], wait_ms: int) -> Any:
+    async def _hot(self, call: Callable[[Any, float], Any], limit_s: float) -> Any:
         io = self._io
         return await self.until_answered(
-            lambda client, limit_s: call(io.hot(client), limit_s), wait_ms, _EPOCH_OF_REPLY
+            lambda client, bound_s: call(io.hot(client), bound_s), limit_s, _EPOCH_OF_REPLY
         )
 
     async def until_answered(
         self,
         call: Callable[[Any, float], Any],
-        wait_ms: int,
+        limit_s: float,
         epoch_of: Callable[[Any], int] | None = None,
     ) -> Any:
         """Makes a call on the connection to the leader; looks for a leader as long as the config allows.
 
-        `call` gets the connection and its time limit in seconds; the master itself may wait `wait_ms`.
-        `epoch_of` finds the epoch in the answer, where it has one.
+        `call` gets the connection and `limit_s`, the time for one try. `epoch_of` finds the epoch in the
+        answer, where it has one.
         """
-        limit_s = self._timeout_s + wait_ms * _MS
         give_up = time.monotonic() + self._config.unavailable_ms * _MS
         pause_ms = self._config.retry_first_ms
         while True:
@@ -163,6 +172,8 @@ class MasterLink:
             raise failure
         if isinstance(failure, NotLeader):
             self._prefer(failure)
+        elif client is not None and client is self.client:
+            self._addresses.append(self._addresses.pop(0))  # the one that failed is asked last
         if client is not None:
             await self._let_go(client)
 

@@ -53,6 +53,7 @@ class Quick:
         self._take = context.values.take
         self._reader = reader
         self._timeout_s = context.config.request_timeout_ms / MS_PER_S
+        self._quick_s = context.link.quick_timeout_s
         self._read_ns = context.config.read_timeout_ms * NS_PER_MS
         self._cache = context.cache
 
@@ -162,9 +163,10 @@ class Quick:
         sent = time.monotonic_ns()
         try:
             reply = client.native.put_start(
-                (raw,), (size,), None, wait_ms, self._timeout_s + wait_ms / MS_PER_S
+                (raw,), (size,), None, wait_ms, self._quick_s + wait_ms / MS_PER_S
             )
-        except MoonpoolError:  # the long way tells it, or finds that another try helps
+        except MoonpoolError as problem:
+            self._failed(client, problem)
             return None
         code, places = reply.entry(0)
         if code:
@@ -209,8 +211,9 @@ class Quick:
             if word == location.object_id:
                 return True
         try:
-            flags: bytes = client.native.exists((raw,), 0, self._timeout_s)
-        except MoonpoolError:
+            flags: bytes = client.native.exists((raw,), 0, self._quick_s)
+        except MoonpoolError as problem:
+            self._failed(client, problem)
             return None
         return flags[0] != 0
 
@@ -222,8 +225,9 @@ class Quick:
         sent = time.monotonic_ns()
         try:
             lease_ms = reader.lease_ms(reader.recent_bytes)
-            reply: LookupReply = client.native.lookup((key,), lease_ms, self._timeout_s)
-        except MoonpoolError:
+            reply: LookupReply = client.native.lookup((key,), lease_ms, self._quick_s)
+        except MoonpoolError as problem:
+            self._failed(client, problem)
             return None
         if not self._is_current(reply):
             return None
@@ -237,6 +241,11 @@ class Quick:
             return None
         target = self._target(location.places[0][0])
         return None if target is None else (target, location, location.places[0][1])
+
+    def _failed(self, client: Any, problem: MoonpoolError) -> None:
+        """A connection that is of no more use is let go; the long way tells the rest, or finds a cure."""
+        with contextlib.suppress(MoonpoolError):
+            run_now(self._link.failed(client, problem))
 
     def _target(self, segment: int) -> Target | None:
         """The way to a segment, opened if need be; None when that does not work at once."""

@@ -53,6 +53,23 @@ def test_a_change_of_leader_is_followed(scripted: Any, other: Any) -> None:
         assert other.names().count("lookup") == 2
 
 
+def test_a_master_that_is_silent_is_left_for_the_next(scripted: Any, other: Any) -> None:
+    release = threading.Event()
+    with connect(scripted.address, other.address, lookup_timeout_ms=100, connect_timeout_ms=100) as pool:
+        pool.put("k", b"v")
+        other.objects, other.epoch = scripted.objects, 2
+        other.bend.clear()
+        scripted.bend["lookup"] = lambda _params: release.wait(10) and None
+        try:
+            assert pool.get("k") == b"v"
+            assert not release.is_set()
+            assert pool.put("other", b"v").stored
+        finally:
+            release.set()
+    assert scripted.names().count("lookup") == 1
+    assert other.names()[0] == "client_join"
+
+
 def test_a_deposed_leader_is_not_believed(scripted: Any, other: Any) -> None:
     with connect(scripted.address, other.address, unavailable_ms=200) as pool:
         pool.put("k", b"v")
