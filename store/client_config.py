@@ -24,7 +24,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "retry_first_ms": (1, 60_000),
     "retry_max_ms": (1, 60_000),
     "put_wait_ms": (0, _HOUR_MS),
-    "read_timeout_ms": (1, 24 * _HOUR_MS),
+    "transfer_timeout_ms": (1, 24 * _HOUR_MS),
     "batch_keys_max": (1, 65_536),
     "batch_bytes_max": (64 * KIB, 1 << 40),
     "segments_open_max": (1, 65_535),
@@ -91,8 +91,9 @@ class ClientConfig:
     retry_max_ms: int = 500
     #: How long a put may wait at the master for space, unless the call says otherwise.
     put_wait_ms: int = 2_000
-    #: Deadline of the transfers of one read.
-    read_timeout_ms: int = 30_000
+    #: Longest wait for the bytes of a read or a put, besides 20 ms for each megabyte; then another copy is
+    #: tried, or a copy is left out.
+    transfer_timeout_ms: int = 4_000
     #: Most keys in one request; larger calls are cut.
     batch_keys_max: int = 4_096
     #: Most bytes of one put request; larger calls are cut, so that deadlines stay near.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from moonpool.errors import UsageError
 from moonpool.native.io.memory import BufferHold
+from moonpool.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from moonpool.engine.engine import Engine
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from moonpool.store.location_cache import LocationCache
     from moonpool.store.segments_view import SegmentsView
     from moonpool.store.value import ValuePool
+
+#: 50 MB/s.
+_NS_PER_BYTE: Final = 20
 
 
 @final
@@ -33,6 +37,10 @@ class Context:
     values: ValuePool
     hedger: Hedger
     cache: LocationCache | None
+
+    def patience_ns(self, size_bytes: int) -> int:
+        """How long a transfer of so much may take: more than a working node on a slow network needs."""
+        return self.config.transfer_timeout_ms * NS_PER_MS + size_bytes * _NS_PER_BYTE
 
     async def fetch_segments(self) -> None:
         """Fetches the list of segments from the master."""

@@ -54,7 +54,8 @@ class Quick:
         self._reader = reader
         self._timeout_s = context.config.request_timeout_ms / MS_PER_S
         self._quick_s = context.link.quick_timeout_s
-        self._read_ns = context.config.read_timeout_ms * NS_PER_MS
+        #: Of at most as much as goes this way.
+        self._read_ns = context.patience_ns(_BYTES_MAX)
         self._cache = context.cache
 
     def get(self, key: Any) -> Value | GetResult | None:
@@ -177,8 +178,9 @@ class Quick:
             self._give_back(client, reply.put_id)
             return None
         _, offset, _, grant = places[0]
+        until_ns = min(stop_ns, time.monotonic_ns() + self._read_ns)
         status, root, chunks = write_object(
-            target.peer.native, hold.address, target.data, offset, size, grant, stop_ns
+            target.peer.native, hold.address, target.data, offset, size, grant, until_ns
         )
         if status:
             if status == Status.ACCESS_DENIED:
@@ -205,7 +207,7 @@ class Quick:
             return None
         raw = key if type(key) is bytes else as_key(key)
         hint = self._hint(raw)
-        if hint is not None:
+        if hint is not None and hint[0].is_near:  # a far node is no nearer than the master
             target, location, (_, _, slot) = hint
             word = read_word(target.peer.native, target.directory, word_offset(slot), self._read_ns)
             if word == location.object_id:

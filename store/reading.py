@@ -47,6 +47,7 @@ Recover = Callable[[bytes, Callable[[int], "Span"], Verify], Awaitable[GetResult
 MISS: Final = GetResult(GetStatus.MISS)
 #: From so many bytes on a second pass over memory costs more than hashing in the copy.
 _HASH_IN_COPY_BYTES: Final = 256 * KIB
+_NEVER_NS: Final = 1 << 62
 #: A lease counts as over for us when this much of it is.
 LEASE_SHARE: Final = 0.9
 
@@ -80,6 +81,11 @@ class Group:
         self.words: array[int] | None = None
         self.batch: NativeBatch | None = None
         self._hashed = False
+
+    @property
+    def total_bytes(self) -> int:
+        """What all items have together."""
+        return sum(item.location.size for item in self.items)
 
     def plan(self, with_words: bool, verify: bool, timeout_ns: int) -> Work:
         """Makes the batch: payloads in order, then the state words, so each is read after its payload."""
@@ -165,7 +171,7 @@ class Reader:
         self._lease_bytes_per_ms = config.lease_bytes_per_ms
         #: Cut to the masters' own limit at each join.
         self.lease_ms_max = config.lease_ms_max
-        self.timeout_ns = config.read_timeout_ms * NS_PER_MS
+        self.patience_ns = context.patience_ns
         #: Size of the largest objects read lately: what a read of unknown size asks a lease for.
         self.recent_bytes = 64 * KIB
         #: Reads one key that the first pass could not serve (`moonpool.store.reading_recovery`).
@@ -213,7 +219,8 @@ class Reader:
             now = time.monotonic_ns()
             known = [cache.find(key, now) for key in keys]
             if any(known):
-                await self._pass(known, memory, (verify, True, now + self.timeout_ns), results)
+                # The word says whether the bytes were the object's: no lease is needed for that.
+                await self._pass(known, memory, (verify, True, _NEVER_NS), results)
             left = [i for i, result in enumerate(results) if result is None]
         if left:
             asked = await self.locate(
@@ -258,7 +265,9 @@ class Reader:
                 group.items.append(Item(i, location, place, span))
         if not groups:
             return
-        works = [group.plan(with_words, hashing, self.timeout_ns) for group in groups.values()]
+        works = [
+            group.plan(with_words, hashing, self.patience_ns(group.total_bytes)) for group in groups.values()
+        ]
         await self.context.io.carry(works)
         in_time = time.monotonic_ns() < safe_until_ns
         for group in groups.values():

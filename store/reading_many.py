@@ -149,7 +149,7 @@ class ManyReader:
         hashing = verify in (Verify.FULL, Verify.RANGE)
         plan = Plan(reply)
         in_copy = hashing and total >= _HASH_IN_COPY_BYTES
-        pairs = plan.prepare(self._ready, *room, in_copy, reader.timeout_ns)
+        pairs = plan.prepare(self._ready, *room, in_copy, reader.patience_ns(total))
         works = [Work._make(pair) for pair in pairs]
         guards = self._guards(plan, reply, works) if max(reply.place_counts, default=0) > 1 else ()
         if works:
@@ -197,7 +197,8 @@ class ManyReader:
             group = groups.get(id(target)) or groups.setdefault(id(target), Group(target))
             group.items.append(Item(number, location, place, span))
             staged.append(Staged(number, value))
-        works = [group.plan(False, True, self._reader.timeout_ns) for group in groups.values()]
+        patience_ns = self._reader.patience_ns
+        works = [group.plan(False, True, patience_ns(group.total_bytes)) for group in groups.values()]
         run_now(BlockingIo(self._context.engine).carry(works))
         right = not any(any(group.verdicts(True, False, False)) for group in groups.values())
         return staged if right else []

@@ -172,6 +172,8 @@ class RangeReader:
 
     async def _run(self, target: Target, things: Any, what: tuple[Any, int, Any, Any]) -> bool:
         local, region, offset, length = what
-        batch = object_batch(Op.READ, things, local, region, offset, length, False, self._reader.timeout_ns)
+        total = length if isinstance(length, int) else sum(length)
+        patience_ns = self._reader.patience_ns(total)
+        batch = object_batch(Op.READ, things, local, region, offset, length, False, patience_ns)
         await self._context.io.carry([Work(target, batch)])
         return batch.worst == 0

@@ -107,7 +107,8 @@ class Recovery:
             return 1
         group = Group(target)
         group.items.append(Item(0, location, place, span))
-        await self._context.io.carry([group.plan(False, hashing, self._reader.timeout_ns)])
+        patience_ns = self._reader.patience_ns(location.size)
+        await self._context.io.carry([group.plan(False, hashing, patience_ns)])
         in_time = time.monotonic_ns() < safe_until_ns
         return group.verdicts(hashing, False, in_time or not target.is_near)[0]
 

@@ -224,7 +224,8 @@ class Attempt:
         total = sum(span.total for span in self._spans)
         whole = [group for group in groups if len(group.slices) == len(self._keys)]
         in_copy = whole[0] if whole and total >= _HASH_IN_COPY_BYTES else None
-        works = [group.plan(group is in_copy, self._stop_ns) for group in groups]
+        until_ns = min(self._stop_ns, time.monotonic_ns() + self._context.patience_ns(total))
+        works = [group.plan(group is in_copy, until_ns) for group in groups]
         if works:
             await self._context.io.carry(works)
         for group in groups:

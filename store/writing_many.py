@@ -94,7 +94,8 @@ class ManyWriter:
                 return [None] * len(keys)
         await self._open_all(reply)
         plan = PutPlan(reply)
-        pairs = plan.prepare(self._ready, sources.address, sources.length, sources.holds, stop_ns)
+        until_ns = min(stop_ns, time.monotonic_ns() + context.patience_ns(sum(sources.length)))
+        pairs = plan.prepare(self._ready, sources.address, sources.length, sources.holds, until_ns)
         if pairs and time.monotonic_ns() < stop_ns:
             await context.io.carry([Work._make(pair) for pair in pairs])
             whole = plan.judge()

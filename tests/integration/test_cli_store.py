@@ -197,7 +197,7 @@ def test_a_settings_file_names_the_master(
     run: Any, pool: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     file = tmp_path / "pool.toml"
-    file.write_text(f'[client]\naddresses = ["{pool["master"]["address"]}"]\nread_timeout_ms = "5 s"\n')
+    file.write_text(f'[client]\naddresses = ["{pool["master"]["address"]}"]\ntransfer_timeout_ms = "5 s"\n')
     monkeypatch.delenv("MOONPOOL_CLIENT_ADDRESSES")
     assert run("ls", "--config", str(file))[0] == 0
     file.write_text("[client]\nnope = 1\n")

@@ -101,7 +101,10 @@ def test_every_part_of_the_store_can_be_built() -> None:
     from moonpool.store.client_config import ClientConfig
     from moonpool.store.master_config import MasterConfig
 
-    environ: dict[str, Any] = {"MOONPOOL_MASTER_EVICT_HIGH": "0.99", "MOONPOOL_CLIENT_READ_TIMEOUT_MS": "1 s"}
+    environ: dict[str, Any] = {
+        "MOONPOOL_MASTER_EVICT_HIGH": "0.99",
+        "MOONPOOL_CLIENT_TRANSFER_TIMEOUT_MS": "1 s",
+    }
     settings = Settings.read(None, ("master", "client"), environ)
     assert settings.build(MasterConfig, "master").evict_high == 0.99
-    assert settings.build(ClientConfig, "client", {"addresses": ("a:1",)}).read_timeout_ms == 1000
+    assert settings.build(ClientConfig, "client", {"addresses": ("a:1",)}).transfer_timeout_ms == 1000

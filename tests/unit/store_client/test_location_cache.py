@@ -39,7 +39,8 @@ def test_known_keys_ask_no_master(pool: Pool, scripted: Any) -> None:
         assert pool.get("k") == b"v" * 5000
         assert pool.get_into("k", out).hit
         assert pool.get_into("k", [memoryview(out)[:10], memoryview(out)[10:]]).hit
-        assert pool.exists("k")
+        if pool.config.engine.transports == ("shm",):  # else the master is as near
+            assert pool.exists("k")
         assert pool.get_many(["k", "k"]) == [b"v" * 5000] * 2
     assert scripted.names() == []
 

@@ -167,7 +167,7 @@ def test_settings_find_their_place() -> None:
     "wrong",
     [
         {"verify": "maybe"},
-        {"read_timeout_ms": 0},
+        {"transfer_timeout_ms": 0},
         {"addresses": ["a:1"]},
         {"addresses": ("",)},
         {"tenant": ""},
