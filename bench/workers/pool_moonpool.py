@@ -95,6 +95,10 @@ class MoonpoolPool:
         put = self.call("put", variant, size, batches)
         for index in range(len(batches)):
             put(index)
+        if variant == "cached":  # a location is known to who has read the object once
+            get = self.call("get", variant, size, batches)
+            for index in range(len(batches)):
+                get(index)
 
     def clear(self) -> None:
         """Removes everything and waits until its memory is free again: that is the next job's start."""
