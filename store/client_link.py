@@ -195,7 +195,7 @@ class MasterLink:
         """In a forked child: the connection is the parent's."""
         self._closed = True
         client, self.client = self.client, None
-        fd = -1 if client is None else client.native.fileno()
+        fd = -1 if client is None else client.fileno()
         if fd >= 0:
             # Not closed, for that would end the parent's connection; the number must stay taken until then.
             with open(os.devnull, "rb") as nothing:

@@ -88,6 +88,10 @@ class AsyncRpcClient:
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self._link, sock=sock)
 
+    def fileno(self) -> int:
+        """The descriptor, borrowed; -1 once it is closed."""
+        return self._link.fileno()
+
     @property
     def closed_reason(self) -> Status | None:
         """None while calls can be made, else why not."""
@@ -250,6 +254,11 @@ class _Link(asyncio.Protocol):
             await self._has_room.wait()
         if self._transport is not None:
             self._transport.write(frame)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when there is none."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
 
     def abort(self) -> None:
         """Closes the socket at once."""

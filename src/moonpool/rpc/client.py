@@ -63,6 +63,10 @@ class RpcClient:
         """The native connection: hot methods with fewer steps in between."""
         return self._connection
 
+    def fileno(self) -> int:
+        """The descriptor, borrowed; -1 once it is closed."""
+        return self._connection.fileno()
+
     @property
     def closed_reason(self) -> Status | None:
         """None while calls can be made, else why not."""

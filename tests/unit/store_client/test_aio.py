@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from moonpool.errors import UsageError
 from moonpool.store.aio import AsyncPool, connect_async
 from moonpool.store.client_results import GetStatus, PutStatus
-from moonpool.store.errors import DataLost, MasterUnavailable, NotReady, PoolClosed
+from moonpool.store.errors import DataLost, ForkedPool, MasterUnavailable, NotReady, PoolClosed
 from moonpool.store.records import RemoveCode
 
 Story = Callable[[AsyncPool, Any], Awaitable[None]]
@@ -129,6 +130,24 @@ def test_after_close_every_call_says_so(scripted: Any) -> None:
                 pass
 
     asyncio.run(asyncio.wait_for(act(), 60))
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(scripted: Any) -> None:
+    async def story(pool: AsyncPool, _scripted: Any) -> None:
+        await pool.put("k", b"v")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pool.get("k").send(None)
+            except ForkedPool:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert await pool.get("k") == b"v"
+
+    play(scripted, story)
 
 
 def test_wrong_settings_are_told_before_anything_is_awaited() -> None:
