@@ -1,12 +1,16 @@
 # Moonpool's front door. `make` lists the targets; each does its own set-up, and a second run is quick.
 #   VENV=.venv             the virtual environment               PYTHON=python3.12  the interpreter it is made with
 #   TESTS="tests/unit"     what `make test` runs                 PYTEST_ARGS="-x"   options for it
+#   SEEDS=1000 FIRST=1                   worlds of `make sim`    STEPS=5000000      or so many steps of them
 #   MOONPOOL_NATIVE=auto   require: a missing C library is an error (CI)            SUITES="rdma"  lab suites to run
 
 VENV ?= .venv
 TESTS ?= tests
 PYTEST_ARGS ?=
 SUITES ?=
+SEEDS ?= 1000
+FIRST ?= 1
+STEPS ?= 0
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 NATIVE_MODE := $(or $(MOONPOOL_NATIVE),auto)
@@ -18,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test build check format docs bench bench-engine bench-pool sanitize lab pythons clean
+.PHONY: help demo test sim build check format docs bench bench-engine bench-pool sanitize lab pythons clean
 
 help:  ## list the targets
 	@echo "usage: make TARGET"
@@ -29,6 +33,9 @@ demo: build $(STAMPS)/test-system  ## request traffic through a master, two node
 
 test: build $(STAMPS)/test-system  ## the test suite (choose with TESTS=, PYTEST_ARGS=)
 	$(BIN)/pytest $(PYTEST_ARGS) $(TESTS)
+
+sim: build  ## the store's simulator: SEEDS worlds from seed FIRST, or STEPS steps; every invariant checked
+	$(BIN)/python -P tests/sim/run.py --seeds $(SEEDS) --first $(FIRST) --steps $(STEPS)
 
 build: $(STAMPS)/native-$(NATIVE_MODE)  ## virtual environment, package, native modules
 

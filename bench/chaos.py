@@ -1,9 +1,9 @@
 """Two minutes of chaos: kill -9, SIGSTOP and network cuts on a real pool under load; every get is judged.
 
-python -m moonpool.bench.chaos --seconds 120 --seed 1
+    python -m moonpool.bench.chaos --seconds 120 --seed 1
 
-A master and its standby, three nodes, Redis and four clients run as processes, with suspect and dead at
-their defaults of 1 s and 3 s. See docs/store/chaos.md. Exit codes: 0 everything held, 1 something did not,
+A master and its standby, three nodes, Redis and four clients run as processes, with suspect and dead at their
+defaults of 1 s and 3 s; see docs/store/simulator.md. Exit codes: 0 everything held, 1 something did not,
 2 wrong usage, 3 there is no redis-server here.
 """
 

@@ -2,7 +2,7 @@
 
 It puts, gets, removes and views without end, and writes down what it saw.
 
-python -m moonpool.bench.chaos_client SETTINGS-AS-JSON
+    python -m moonpool.bench.chaos_client SETTINGS-AS-JSON
 
 It ends at the end of its standard input. A call that fails is an outcome nobody knows; what is judged is
 what calls returned (`chaos_record`). Bytes are told apart by their digest, computed here anew from what

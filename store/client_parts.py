@@ -151,7 +151,11 @@ def _name_of(config: ClientConfig) -> str:
 
 
 def _take_settings(parts: PoolParts, settings: dict[str, Any]) -> None:
-    """Leases and locations may be trusted for as long as the masters stand by them, and no longer."""
+    """Leases and locations may be trusted for as long as the masters stand by them, and no longer.
+
+    A new join may be with a master that lost its journal: its segments' numbers may mean others.
+    """
+    parts.context.segments.version = None
     lease_ms, location_lease_ms = settings.get("lease_ms_max"), settings.get("location_lease_ms")
     if type(lease_ms) is int:
         parts.calls.reader.lease_ms_max = min(parts.context.config.lease_ms_max, lease_ms)

@@ -1,6 +1,7 @@
 """Runs worlds of the simulator: one seed with its traceback, or many over all processors.
 
-usage: run.py --seed N | run.py [--seeds N] [--first N] [--steps N] [--seconds N]
+usage: run.py --seed N [--workload NAME --fault NAME] | run.py [--seeds N] [--first N] [--steps N]
+[--seconds N]
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from simworld.loop import SECOND
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="run this one and show where it breaks")
+    parser.add_argument("--workload", help="of that one, instead of the one that it stands for")
+    parser.add_argument("--fault", help="the same")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many to run")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--steps", type=int, default=0, help="go on until so many steps were run")
-    parser.add_argument("--seconds", type=float, default=5.0, help="simulated time with faults of each world")
+    parser.add_argument("--seconds", type=float, default=3.0, help="simulated time with faults of each world")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args()
     if options.seed is not None:
-        return show(options.seed, int(options.seconds * SECOND))
+        names = (options.workload, options.fault) if options.workload and options.fault else None
+        return show(options.seed, int(options.seconds * SECOND), names)
     return run_many(options)
 
 
-def show(seed: int, active_us: int) -> int:
+def show(seed: int, active_us: int, names: tuple[str, str] | None) -> int:
     """One world; an error comes through with its traceback."""
-    world = world_of(seed, active_us=active_us)
+    world = world_of(seed, active_us=active_us, names=names)
     print(f"seed={seed}: {world.options.workload.name}, {world.options.fault.name}")
     try:
         world.run()

@@ -17,7 +17,7 @@ from simworld.workloads import WORKLOADS
 FIRST_SEED = 1_000
 SEEDS = 200
 BATCH = 10
-ACTIVE_US = 3 * SECOND
+ACTIVE_US = 2 * SECOND
 
 
 def check(outcome: Outcome) -> None:
@@ -25,9 +25,9 @@ def check(outcome: Outcome) -> None:
     assert not outcome.broken, outcome.told()
 
 
-@pytest.mark.parametrize("seed", kept_seeds())
-def test_a_seed_that_failed_once(seed: int) -> None:
-    check(run_seed(seed))
+@pytest.mark.parametrize(("seed", "workload", "fault"), kept_seeds())
+def test_a_seed_that_failed_once(seed: int, workload: str, fault: str) -> None:
+    check(run_seed(seed, names=(workload, fault)))
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + SEEDS, BATCH))

@@ -11,6 +11,7 @@ from simworld.loop import SECOND
 from simworld.workloads import WORKLOADS
 from simworld.world import World, WorldOptions
 
+ACTIVE_US = 3 * SECOND
 SEEDS_FILE = Path(__file__).resolve().parents[1] / "seeds.txt"
 
 
@@ -23,23 +24,31 @@ class Outcome:
     steps: int
     trace: tuple[int, ...]
     notes: dict[str, int]
+    active_s: float
     #: The kind of error and its text; empty when everything held.
     broken: str
 
     @property
     def command(self) -> str:
         """How to see it again."""
-        return f".venv/bin/python tests/sim/run.py --seed {self.seed}"
+        workload, fault = self.name.split()
+        where = f"--seed {self.seed} --workload {workload} --fault {fault} --seconds {self.active_s:g}"
+        return f".venv/bin/python tests/sim/run.py {where}"
 
     def told(self) -> str:
         """One line about a failure, with the command."""
         return f"seed={self.seed} ({self.name}) step {self.steps}: {self.broken}\n    {self.command}"
 
 
-def world_of(seed: int, *, native: bool | None = None, active_us: int = 5 * SECOND) -> World:
-    """The world that a seed stands for: workload and fault take turns, the rest is drawn from it."""
+def world_of(
+    seed: int, *, native: bool | None = None, active_us: int = ACTIVE_US, names: tuple[str, str] | None = None
+) -> World:
+    """The world that a seed stands for: workload and fault take turns unless they are named."""
     workload = WORKLOADS[seed % len(WORKLOADS)]
     fault = FAULTS[seed // len(WORKLOADS) % len(FAULTS)]
+    if names is not None:
+        workload = next(one for one in WORKLOADS if one.name == names[0])
+        fault = next(one for one in FAULTS if one.name == names[1])
     turn = seed // (len(WORKLOADS) * len(FAULTS))
     core = CoreOptions(
         native=turn % 2 == 1 if native is None else native, policy=("lru", "s3fifo")[turn // 2 % 2]
@@ -47,10 +56,12 @@ def world_of(seed: int, *, native: bool | None = None, active_us: int = 5 * SECO
     return World(WorldOptions(seed=seed, workload=workload, fault=fault, core=core, active_us=active_us))
 
 
-def run_seed(seed: int, *, native: bool | None = None, active_us: int = 5 * SECOND) -> Outcome:
+def run_seed(
+    seed: int, *, native: bool | None = None, active_us: int = ACTIVE_US, names: tuple[str, str] | None = None
+) -> Outcome:
     """Runs one seed to its end; an error is an outcome too."""
-    world = world_of(seed, native=native, active_us=active_us)
-    name = f"{world.options.workload.name}, {world.options.fault.name}"
+    world = world_of(seed, native=native, active_us=active_us, names=names)
+    name = f"{world.options.workload.name} {world.options.fault.name}"
     broken = ""
     try:
         world.run()
@@ -58,10 +69,12 @@ def run_seed(seed: int, *, native: bool | None = None, active_us: int = 5 * SECO
         broken = f"{type(error).__name__}: {error}"
     finally:
         world.close()
-    return Outcome(seed, name, world.loop.steps, tuple(world.watch.trace), dict(world.notes), broken)
+    return Outcome(
+        seed, name, world.loop.steps, tuple(world.watch.trace), dict(world.notes), active_us / SECOND, broken
+    )
 
 
-def kept_seeds() -> list[int]:
-    """Seeds that failed once."""
-    lines = SEEDS_FILE.read_text().splitlines()
-    return [int(line.split("#")[0]) for line in lines if line.split("#")[0].strip()]
+def kept_seeds() -> list[tuple[int, str, str]]:
+    """What failed once: seed, workload and fault."""
+    rows = [line.split("#")[0].split() for line in SEEDS_FILE.read_text().splitlines()]
+    return [(int(row[0]), row[1], row[2]) for row in rows if row]

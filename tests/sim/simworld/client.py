@@ -114,20 +114,20 @@ class Client:
         """The key in the history."""
         return f"{self.options.tenant}/{key.decode()}"
 
-    async def remote(self, epoch: int, segment: int) -> Remote | None:
-        """Where a segment of a reply of this epoch is, asked for when it is unknown.
+    async def remote(self, join: int, segment: int) -> Remote | None:
+        """Where a segment of a reply of this join is, asked for when it is unknown.
 
-        A journal that lost its tail gives ids again: each epoch has its own list.
+        A journal that was lost gives ids and epochs again: each join has its own list.
         """
-        found = self._remotes.get((epoch, segment))
+        found = self._remotes.get((join, segment))
         if found is not None:
             return found
         answer = await self.link.call("segments", [])
         if answer is None or answer[0] is not None:
             return None
         for shown in answer[1][2]:
-            self._remotes[answer[1][0], shown["id"]] = remote_of(shown)
-        return self._remotes.get((epoch, segment))
+            self._remotes[self.link.joins, shown["id"]] = remote_of(shown)
+        return self._remotes.get((join, segment))
 
     def mapped(self, remote: Remote) -> Engine | None:
         """The engine whose memory is mapped here; maps it when its node is on this host and answers."""

@@ -38,6 +38,8 @@ class LeaderLink:
         self._is_dialing = False
         self._turn = 0
         self.epoch = 0
+        #: How often it was taken in: places are told within a join.
+        self.joins = 0
         #: Makes the parameters of `client_join`.
         self.join_params: Callable[[], list[Any]] = list
 
@@ -83,6 +85,7 @@ class LeaderLink:
             caller.close()
             return None
         self.epoch = answer[1][0]
+        self.joins += 1
         return caller
 
     async def beat_forever(self) -> None:

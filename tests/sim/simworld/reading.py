@@ -34,7 +34,7 @@ class Found:
     digest: bytes
     places: list[list[int]]
     asked_ms: int
-    epoch: int
+    join: int
 
 
 class Reader:
@@ -90,7 +90,7 @@ class Reader:
         if entry is None:
             return "miss"
         object_id, size, digest, _, places = entry
-        return Found(object_id, size, digest, places, asked_ms, answer[1][0])
+        return Found(object_id, size, digest, places, asked_ms, client.link.joins)
 
     async def exists(self, key: bytes) -> bool | None:
         """Asks, and judges a yes."""
@@ -124,7 +124,7 @@ class Reader:
         """The bytes of one place; with the state word read after them, None when the word says otherwise."""
         client = self._client
         segment, offset, slot = place
-        remote = await client.remote(found.epoch, segment)
+        remote = await client.remote(found.join, segment)
         if remote is None:
             return None
         parts = [ReadPart(segment, offset, found.size)]
@@ -159,7 +159,7 @@ class Reader:
         if not isinstance(found, Found):
             return "miss"
         for segment, offset, slot in found.places:
-            remote = await client.remote(found.epoch, segment)
+            remote = await client.remote(found.join, segment)
             engine = client.mapped(remote) if remote is not None else None
             if remote is None or engine is None:
                 continue

@@ -33,13 +33,14 @@ class Writer:
             # Nothing was written: at worst an open put that its deadline ends.
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             return "failed"
-        epoch, _, put_id, remaining_ms, entries = answer[1]
+        join = client.link.joins
+        _, _, put_id, remaining_ms, entries = answer[1]
         code, places = entries[0]
         if code != STORED:
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             return {EXISTS: "exists", NO_SPACE: "no space"}.get(code, "failed")
         stop_at_ms = asked_ms + remaining_ms * 9 // 10
-        written = await self._write_all(places, content, tag, (epoch, stop_at_ms))
+        written = await self._write_all(places, content, tag, (join, stop_at_ms))
         if not any(one is True for one in written):
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             if all(one is False for one in written):
@@ -79,10 +80,10 @@ class Writer:
     async def _write_one(
         self, place: list[Any], content: bytes, tag: int, term: tuple[int, int, Future[bool | None]]
     ) -> None:
-        epoch, stop_at_ms, result = term
+        join, stop_at_ms, result = term
         client = self._client
         segment, offset, _, grant = place
-        remote = await client.remote(epoch, segment)
+        remote = await client.remote(join, segment)
         if remote is not None:
             client.around.watch.granted(remote.endpoint, place, len(content), tag)
         engine = client.mapped(remote) if remote is not None else None
