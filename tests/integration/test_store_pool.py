@@ -313,3 +313,27 @@ def test_the_example_of_a_serving_engine_runs() -> None:
         "first again: 40 of 40",
     ]
     assert ran.stdout.count(" 0 of them wrong") == 3
+
+
+def test_an_object_whose_writer_lied_about_its_digest_is_never_returned_and_goes() -> None:
+    with moonpool.connect(embedded_bytes=MIB) as pool:
+        parts = pool._parts.context
+        client = parts.link.client
+        reply = client.native.put_start((b"lie",), (5000,), None, 1_000, 5.0)
+        segment, offset, _, grant = reply.entry(0)[1][0]
+        target = parts.segments.target(segment)
+        assert target is not None
+        data = bytearray(b"truth" * 1000)
+        parts.engine.write(target.peer, target.data, offset, data)
+        assert len(grant) == 24
+        assert client.native.put_end(reply.put_id, (0,), bytes(16), None, 5.0).entry(0)[0] == 0
+        assert pool.exists("lie")
+        out = bytearray(b"x" * 5000)
+        with pytest.raises(moonpool.DataLost):
+            pool.get_into("lie", out)
+        assert out == bytes(5000)
+        # The reader reported it; the node hashed the bytes and agreed, so the object ends.
+        until(lambda: not pool.exists("lie"))
+        assert pool.get("lie") is None
+        assert pool.put("lie", data).stored
+        assert pool.get("lie") == data
