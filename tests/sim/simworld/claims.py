@@ -17,11 +17,11 @@ class ExtentStolen(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One extent, and the attempt that may fill it."""
+    """One extent, and the open put that may fill it."""
 
     start: int
     stop: int
-    tag: int
+    put_id: int
 
 
 class Claims:
@@ -31,22 +31,22 @@ class Claims:
         self._name = name
         self._claims: list[Claim] = []
 
-    def add(self, offset: int, length: int, tag: int) -> None:
+    def add(self, offset: int, length: int, put_id: int) -> None:
         """The leader gave an extent out; claims that lie wholly inside it are over."""
-        new = Claim(offset, offset + length, tag)
+        new = Claim(offset, offset + length, put_id)
         self._claims = [one for one in self._claims if not (new.start <= one.start and one.stop <= new.stop)]
         self._claims.append(new)
 
-    def check_write(self, offset: int, length: int, tag: int) -> None:
+    def check_write(self, offset: int, length: int, put_id: int) -> None:
         """A write of that attempt lands now."""
         stop = offset + length
         for claim in reversed(self._claims):
             if claim.start < stop and offset < claim.stop:
-                if claim.tag != tag:
+                if claim.put_id != put_id:
                     raise ExtentStolen(
-                        f"{self._name}: put {tag} wrote [{offset}, {stop}), which was given to"
-                        f" put {claim.tag} as [{claim.start}, {claim.stop})"
+                        f"{self._name}: put {put_id:x} wrote [{offset}, {stop}), which was given to"
+                        f" put {claim.put_id:x} as [{claim.start}, {claim.stop})"
                     )
                 if claim.start <= offset and stop <= claim.stop:
                     return
-        raise ExtentStolen(f"{self._name}: put {tag} wrote [{offset}, {stop}), which nobody gave it")
+        raise ExtentStolen(f"{self._name}: put {put_id:x} wrote [{offset}, {stop}), which nobody gave it")

@@ -47,9 +47,6 @@ class ClientWatch(Protocol):
     def stored(self, tag: int, object_id: int) -> None:
         """The leader said that a put is an object."""
 
-    def granted(self, endpoint: str, place: list[Any], size: int, tag: int) -> None:
-        """The leader gave an extent to a put."""
-
 
 @dataclass(frozen=True, slots=True)
 class Remote:

@@ -62,6 +62,11 @@ class Master:
         #: Told of every term that begins (the leader) and ends (None).
         self.on_term: Callable[[Master], None] = lambda master: None
         self.on_turn: Callable[[Master], None] = lambda master: None
+        #: Told of each reply to `put_start` that leaves, with the sizes that were asked for.
+        self.on_put_started: Callable[[Master, list[int], list[Any]], None] = (
+            lambda master, sizes, result: None
+        )
+        self._starting: dict[tuple[int, int], list[int]] = {}
         network.listen(process, address, self._accept)
         process.spawn(self._live())
 
@@ -226,6 +231,8 @@ class Master:
         if self.leader is None or not self.may_answer():
             end.send([1, number, [101, "NOT_LEADER", "this master stands by"], None])
             return
+        if method == "put_start":
+            self._starting[end.key, number] = params[1]
         self.leader.request(end.key, number, method, params, self.now_ms())
         self._turn()
 
@@ -245,6 +252,9 @@ class Master:
         if not self.may_answer():
             return
         for connection, number, error, result in outputs.replies:
+            sizes = self._starting.pop((connection, number), None)
+            if sizes is not None and error is None:
+                self.on_put_started(self, sizes, result)
             self._send(connection, [1, number, error, result])
         for connection, method, params in outputs.pushes:
             self._send(connection, [2, method, msgpack.unpackb(params, use_list=True, raw=False)])

@@ -40,9 +40,9 @@ class SegmentMemory:
         self.directory = directory
         self.claims = Claims(name)
 
-    def write(self, offset: int, content: bytes, tag: int) -> None:
+    def write(self, offset: int, content: bytes, put_id: int) -> None:
         """A piece lands."""
-        self.claims.check_write(offset, len(content), tag)
+        self.claims.check_write(offset, len(content), put_id)
         self.data[offset : offset + len(content)] = content
 
 
@@ -133,7 +133,7 @@ class Engine:
         end.send((number, results))
 
     async def _serve_write(self, end: End, number: int, body: tuple[int, int, bytes, bytes, int]) -> None:
-        segment, offset, content, grant, tag = body
+        segment, offset, content, grant, put_id = body
         memory = self.segments.get(segment)
         if memory is None or not self.check_grant(segment, offset, len(content), grant):
             self.refused += 1
@@ -146,7 +146,7 @@ class Engine:
             await self.process.sleep(piece_us)
             if not end.is_open:
                 break  # the rest of the payload never arrives
-            memory.write(offset + at, content[at : at + PIECE_BYTES], tag)
+            memory.write(offset + at, content[at : at + PIECE_BYTES], put_id)
         else:
             end.send((number, True))
         under_way.is_over = True
@@ -167,13 +167,13 @@ async def copy_in(
     writer: MappedWriter, memory: SegmentMemory, write: tuple[int, bytes, int], piece_us: int
 ) -> None:
     """Writes mapped memory in pieces, as the writer's process goes, whatever the node does meanwhile."""
-    offset, content, tag = write
+    offset, content, put_id = write
     copy: Future[None] = Future()
     writer.copying.append(copy)
     for at in range(0, len(content), PIECE_BYTES):
         writer.on_piece()
         await writer.process.sleep(piece_us)
-        memory.write(offset + at, content[at : at + PIECE_BYTES], tag)
+        memory.write(offset + at, content[at : at + PIECE_BYTES], put_id)
     writer.copying.remove(copy)
     copy.set(None)
 

@@ -37,8 +37,6 @@ class Watch:
         self._turns = 0
         self.epochs: list[tuple[int, str]] = []
         self._waiting: dict[int, tuple[int, int | None]] = {}
-        #: Tag of each put: where its copies are.
-        self.places: dict[int, list[tuple[str, int]]] = {}
         #: Tag of each put that was acknowledged: its object.
         self.object_ids: dict[int, int] = {}
         #: Hashes of the state at the end of each term, for the test of determinism.
@@ -65,12 +63,16 @@ class Watch:
         if self._turns % CHECK_TURNS == 0:
             master.leader.check()
 
-    def granted(self, endpoint: str, place: list[Any], size: int, tag: int) -> None:
-        """A put was told of an extent that it may fill."""
-        segment, offset, _, _ = place
-        self.places.setdefault(tag, []).append((endpoint, segment))
-        memory = self._world.engines[endpoint].segments[segment]
-        memory.claims.add(offset, extent_bytes(size), tag)
+    def put_started(self, master: Master, sizes: list[int], result: list[Any]) -> None:
+        """A reply to `put_start` leaves the leader: from now on these extents are that put's."""
+        assert master.leader is not None
+        state, (_, _, put_id, _, entries) = master.leader.state, result
+        for size, (_, places) in zip(sizes, entries, strict=True):
+            for segment, offset, *_ in places:
+                node = state.nodes[state.segments[segment].node_id]
+                memory = self._world.engines[node.engine_endpoint].segments.get(segment)
+                assert memory is not None, "an extent of a segment whose node has not reported"
+                memory.claims.add(offset, extent_bytes(size), put_id)
 
     def stored(self, tag: int, object_id: int) -> None:
         """A put was acknowledged."""

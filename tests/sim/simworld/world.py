@@ -106,6 +106,7 @@ class World:
         master = Master(self._process(name, name), self.network, name, options)
         master.on_term = self.watch.term_changed
         master.on_turn = self.watch.master_turned
+        master.on_put_started = self.watch.put_started
         self.masters[name] = master
 
     def start_node(self, name: str) -> None:

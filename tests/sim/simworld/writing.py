@@ -40,7 +40,7 @@ class Writer:
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             return {EXISTS: "exists", NO_SPACE: "no space"}.get(code, "failed")
         stop_at_ms = asked_ms + remaining_ms * 9 // 10
-        written = await self._write_all(places, content, tag, (join, stop_at_ms))
+        written = await self._write_all(places, content, put_id, (join, stop_at_ms))
         if not any(one is True for one in written):
             history.put_ended(tag, client.now, is_stored=False, replaces=False)
             if all(one is False for one in written):
@@ -67,25 +67,23 @@ class Writer:
         return {STORED: "stored", EXISTS: "exists"}.get(code, "failed")
 
     async def _write_all(
-        self, places: list[list[Any]], content: bytes, tag: int, term: tuple[int, int]
+        self, places: list[list[Any]], content: bytes, put_id: int, term: tuple[int, int]
     ) -> list[bool | None]:
         """True, False (refused, or never posted) or None (nobody knows) for each place."""
         results: list[Future[bool | None]] = []
         for place in places:
             result: Future[bool | None] = Future()
             results.append(result)
-            self._client.process.spawn(self._write_one(place, content, tag, (*term, result)))
+            self._client.process.spawn(self._write_one(place, content, put_id, (*term, result)))
         return [await result for result in results]
 
     async def _write_one(
-        self, place: list[Any], content: bytes, tag: int, term: tuple[int, int, Future[bool | None]]
+        self, place: list[Any], content: bytes, put_id: int, term: tuple[int, int, Future[bool | None]]
     ) -> None:
         join, stop_at_ms, result = term
         client = self._client
         segment, offset, _, grant = place
         remote = await client.remote(join, segment)
-        if remote is not None:
-            client.around.watch.granted(remote.endpoint, place, len(content), tag)
         engine = client.mapped(remote) if remote is not None else None
         if remote is None or client.clock_ms() >= stop_at_ms:
             result.set(False)
@@ -95,7 +93,7 @@ class Writer:
                 result.set(False)
                 return
             # Mapped memory is written by this process itself: the deadline was looked at before, not within.
-            await copy_in(client.writer, memory, (offset, content, tag), engine.piece_us())
+            await copy_in(client.writer, memory, (offset, content, put_id), engine.piece_us())
             result.set(True)
         else:
             lane = await client.lane(remote)
@@ -103,7 +101,7 @@ class Writer:
                 result.set(False)
                 return
             landed = await lane.write(
-                (segment, offset, content, grant, tag), client.options.write_timeout_ms * MS
+                (segment, offset, content, grant, put_id), client.options.write_timeout_ms * MS
             )
             result.set(landed if isinstance(landed, bool) else None)
 
