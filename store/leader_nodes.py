@@ -222,7 +222,12 @@ class Nodes:
         for going in self._segment_going:
             going(segment_id)
         core.events_of_gone(segment_id)
-        core.spaces.pop(segment_id)
+        space = core.spaces.pop(segment_id)
+        if core.objects.bytes_on(segment_id):
+            # Nobody stamps its words: who maps the memory may trust a location to the end, so no removal
+            # of a key that was there may be answered before (which keys they were is soon not known).
+            unseen_ms = space.unseen_ms or core.now_ms
+            core.silent_until_ms = max(core.silent_until_ms, unseen_ms + core.config.location_lease_ms)
         core.releases.drop_segment(segment_id)
         for join in core.joins.values():
             join.reporting.pop(segment_id, None)
