@@ -17,6 +17,7 @@ from moonpool.store.outputs import Bind, Reply
 from moonpool.store.params import array, name_text, number, raw
 from moonpool.store.records import (
     EPOCH_MAX,
+    EPOCH_TOLD_MAX,
     PAGE_BYTES,
     SEGMENT_BYTES_MAX,
     SLOTS_MAX,
@@ -101,6 +102,10 @@ class Joins:
         core.check_may_change()
         old = next((each for each in core.state.nodes.values() if each.name == name), None)
         if highest > core.counters.epoch or (old is None and highest == core.counters.epoch):
+            if highest > EPOCH_TOLD_MAX:
+                raise BadParams(
+                    f"no master leads above epoch {highest} on a node's word", field="highest epoch"
+                )
             core.out.epoch_wanted = max(core.out.epoch_wanted, highest + 1)
             raise NotReady(f"the node has seen epoch {highest}; this master raises its own above it first")
         self._check_bounds(old, offers)

@@ -28,6 +28,7 @@ __all__ = [
     "DEFAULT_TENANT_ID",
     "DIGEST_BYTES",
     "EPOCH_MAX",
+    "EPOCH_TOLD_MAX",
     "KEY_BYTES_MAX",
     "LINE_BYTES",
     "OBJECT_BYTES_MAX",
@@ -59,6 +60,8 @@ DEFAULT_TENANT_ID: Final = 0
 DEAD_BIT: Final = 1 << 63
 SEQUENCE_BITS: Final = 40
 EPOCH_MAX: Final = (1 << 23) - 1
+#: The highest epoch that a master goes above because a node says so: no node can use up those of a journal.
+EPOCH_TOLD_MAX: Final = EPOCH_MAX >> 1
 #: In a FENCE of a whole segment.
 ANY_SLOT: Final = 0xFFFFFFFF
 #: Payload that one chunk digest covers.

@@ -15,6 +15,7 @@ from moonpool.store.errors import ERRORS_BY_CODE, StoreError, error_of_code, wir
 from moonpool.store.keys import as_key, is_name
 from moonpool.store.master_config import MasterConfig
 from moonpool.store.method_table import METHODS, Caller
+from moonpool.store.records import EPOCH_MAX, EPOCH_TOLD_MAX
 
 GOOD: dict[str, list[Any]] = {
     "exists": [[b"a"], 0],
@@ -119,6 +120,8 @@ BAD: list[tuple[str, int, Any]] = [
     ("node_join", 0, ""),
     ("node_join", 2, b""),
     ("node_join", 5, 1 << 23),
+    ("node_join", 5, EPOCH_MAX),
+    ("node_join", 5, EPOCH_TOLD_MAX + 1),
     ("node_join", 6, [5]),
     ("node_join", 6, [{}]),
     ("node_join", 6, [segment_map("s", MIB + 64, 64)]),
@@ -158,7 +161,24 @@ def test_wrong_parameters_change_nothing(method: str, which: int, value: Any) ->
     params[which] = value
     assert w.refused(callers[METHODS[method].caller], method, params) == "BAD_PARAMS"
     assert w.leader.state.state_hash() == before
+    assert w.epoch_wanted == 0
     w.leader.check()
+
+
+def test_no_node_can_use_up_the_epochs() -> None:
+    w = World(config=MasterConfig(window_bytes=MIB, rebuild_ms=0))
+    params: list[Any] = list(GOOD["node_join"])
+    params[5] = EPOCH_TOLD_MAX
+    assert w.refused(7, "node_join", params) == "NOT_READY"
+    assert EPOCH_TOLD_MAX < w.epoch_wanted < EPOCH_MAX - 1_000_000
+    # A journal that came further by itself goes on with the nodes that it has.
+    late = World(config=MasterConfig(window_bytes=MIB, rebuild_ms=0), epoch=EPOCH_MAX - 1)
+    node = late.node()
+    assert node.highest == EPOCH_MAX - 1
+    late.cut(node)
+    late.join(node)
+    params[5] = EPOCH_MAX
+    assert late.refused(7, "node_join", params) == "BAD_PARAMS"
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
