@@ -71,7 +71,7 @@ def _mooncake(kind: str) -> PoolRecipe:
 
 CONTENDERS: Final = (
     PoolContender(name=pool_cells.SHM, title="Moonpool, shared memory", recipe=POOL, variant="shm"),
-    PoolContender(name=pool_cells.CACHED, title="... location cache", recipe=POOL, variant="cached"),
+    PoolContender(name=pool_cells.CACHED, title="Moonpool, location cache", recipe=POOL, variant="cached"),
     PoolContender(name=pool_cells.TCP, title="Moonpool, tcp", recipe=POOL, variant="tcp"),
     PoolContender(name=pool_cells.LOCAL, title="Moonpool, own segment", recipe=MOONPOOL_LOCAL, variant="own"),
     PoolContender(name=pool_cells.SYNC, title="Moonpool, sync", recipe=MOONPOOL_SYNC, variant="shm"),
