@@ -236,7 +236,9 @@ def test_servers_end_cleanly_on_sigterm_and_leave_nothing(tmp_path: Path) -> Non
             for child in (node, master):
                 child.process.send_signal(signal.SIGTERM)
                 assert child.process.wait(END_S) == 0
-    processes = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10)
+    processes = subprocess.run(
+        ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10
+    )
     assert str(folder) not in processes.stdout, "its Redis is gone"
 
 
