@@ -269,10 +269,11 @@ class RedisJournal:
         asked_ns = self._clock.now_ns()
         new_journal = os.urandom(16).hex().encode()
         candidacy = Candidacy(self._token, self._about, self.config.lease_ms, new_journal)
-        above = self._reader.epoch
-        if self._reader.state.run not in ("", self._server_run.name):
-            # Another run of Redis may have forgotten the last elections, and no epoch may be given twice: an
-            # object id would mean two objects. By chance, for what was forgotten may have begun here too.
+        above, state = self._reader.epoch, self._reader.state
+        if state.run not in ("", self._server_run.name) or not state.sequence:
+            # Another run of Redis may have forgotten the last elections, or (an empty journal) all of them;
+            # and no epoch may be given twice: an object id would mean two objects, a number two segments or
+            # tenants. By chance, for what was forgotten may have begun here too.
             above += 1 + secrets.randbelow(EPOCHS_SKIPPED_MAX)
         won = elect(link, self._keys, candidacy, above)
         if won is None:

@@ -233,6 +233,7 @@ class Nodes:
             join.reporting.pop(segment_id, None)
             join.confirmed.pop(segment_id, None)
             join.adopted.pop(segment_id, None)
+            join.passed_on.pop(segment_id, None)
         self.fenced.discard(segment_id)
         self.reported.discard(segment_id)
         core.commit(facts.SegmentState(segment_id, NodeState.GONE, record.generation))

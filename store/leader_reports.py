@@ -9,6 +9,7 @@ Record by record (`docs/store/architecture.md`, "What may be adopted"):
 | complete | anything else | retired |
 | dead, removed or replaced | the same object | the object ends everywhere |
 | dead, otherwise | the same object at this place | the place ends |
+| dead, unknown id | an older object at this place | the place ends |
 | dead, removed, unknown id | nothing, or an older object | a grave |
 | held | | quarantined until the node releases it |
 
@@ -77,6 +78,7 @@ class Reports:
         if page == 0:
             join.confirmed[segment_id] = bytearray(space.slot_count)
             join.adopted[segment_id] = {}
+            join.passed_on[segment_id] = {}
         for record in records:
             self._take(join, space, record)
             if segment_id not in core.spaces:
@@ -92,7 +94,7 @@ class Reports:
         if record.state == RecordState.HELD:
             self._quarantine(join, space, record, _reason_of(record, stored))
         elif record.state == RecordState.DEAD:
-            self._take_dead(space, record, stored)
+            self._take_dead(join, space, record, stored)
         elif not record.key:
             # Without its key it cannot be found: an ADD at the end tells the node again what it should be.
             pass
@@ -153,11 +155,12 @@ class Reports:
         return True
 
     def _tenant_known(self, record: ReportRecord) -> bool:
-        """Tenants of a journal that was lost are unknown: their ids may mean others now."""
+        """Tenants that a journal lost are unknown: their ids may mean others now."""
         core = self._core
         if record.tenant == DEFAULT_TENANT_ID:
             return True
-        return record.tenant in core.state.tenants and epoch_of(record.object_id) >= core.state.first_epoch
+        made = core.state.tenant_epochs.get(record.tenant)
+        return made is not None and epoch_of(record.object_id) >= made
 
     def _cover(self, space: SegmentSpace, record: ReportRecord) -> bool:
         """Sees to it that windows cover an entry's extent and slot; False when they cannot."""
@@ -224,8 +227,13 @@ class Reports:
 
     # Dead entries
 
-    def _take_dead(self, space: SegmentSpace, record: ReportRecord, stored: StoredObject | None) -> None:
+    def _take_dead(
+        self, join: Join, space: SegmentSpace, record: ReportRecord, stored: StoredObject | None
+    ) -> None:
         core = self._core
+        if not core.state.knows(record.object_id):
+            # Whatever the table has in this slot from before had ended when it was given on.
+            join.passed_on[space.segment_id][record.slot] = record.object_id
         ended = record.reason in (Reason.REMOVED, Reason.REPLACED)
         if stored is not None and stored.object_id == record.object_id:
             here = any(
@@ -271,7 +279,7 @@ class Reports:
 
     def _complete(self, join: Join, space: SegmentSpace) -> None:
         self._send_missing(join, space)
-        for noted in (join.reporting, join.confirmed, join.adopted):
+        for noted in (join.reporting, join.confirmed, join.adopted, join.passed_on):
             del noted[space.segment_id]
         if not join.reporting:
             self._nodes.reports_complete(join)
@@ -289,10 +297,10 @@ class Reports:
             for index in page:
                 stored = core.objects.at(index)
                 place = next(each for each in stored.places if each.segment == segment_id)
-                if not confirmed[place.slot]:
-                    self._send_add(join, stored, place)
-                elif join.slot_is_anothers(segment_id, place.slot, stored.object_id):
+                if join.slot_is_anothers(segment_id, place.slot, stored.object_id):
                     self._drop_taken(stored, segment_id)
+                elif not confirmed[place.slot]:
+                    self._send_add(join, stored, place)
 
     def _drop_taken(self, stored: StoredObject, segment_id: int) -> None:
         """Ends a place whose slot was given on, as the journal forgot; nothing of it is given back."""

@@ -48,9 +48,14 @@ class Join:
     #: For each reporting segment: the object ids that were adopted, by slot.
     adopted: dict[int, dict[int, int]] = field(default_factory=dict)
 
+    #: The same for ids that the journal forgot and the node has stamped dead since.
+    passed_on: dict[int, dict[int, int]] = field(default_factory=dict)
+
     def slot_is_anothers(self, segment_id: int, slot: int, object_id: int) -> bool:
         """True when the running report found something else in the slot that the table has for the object."""
         said = self.confirmed.get(segment_id)
+        if self.passed_on.get(segment_id, {}).get(slot, 0) > object_id:
+            return True
         if said is None or said[slot] != TAKEN:
             return False
         return self.adopted[segment_id].get(slot) != object_id

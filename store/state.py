@@ -51,7 +51,6 @@ class State:
         "adopting",
         "endpoints",
         "epoch",
-        "first_epoch",
         "graves",
         "high",
         "leader_name",
@@ -66,6 +65,7 @@ class State:
         "segments_version",
         "sequence",
         "settled",
+        "tenant_epochs",
         "tenants",
     )
 
@@ -75,7 +75,8 @@ class State:
         self.now_ms = 0
         self.epoch = 0
         #: Of the journal's first leader: whatever carries a lower one comes from a journal that was lost.
-        self.first_epoch = 0
+        #: The epoch in which each tenant was made: a journal that lost one may give its id to another.
+        self.tenant_epochs: dict[int, int] = {}
         self.leader_name = ""
         self.endpoints: tuple[str, ...] = ()
         #: The run of the journal's server, as the leader knew it.
@@ -141,7 +142,7 @@ class State:
         return {
             "sequence": self.sequence,
             "epoch": self.epoch,
-            "first_epoch": self.first_epoch,
+            "tenant_epochs": sorted(self.tenant_epochs.items()),
             "leader": self.leader_name,
             "endpoints": list(self.endpoints),
             "run": self.run,
@@ -170,7 +171,8 @@ class State:
     def load_meta(self, meta: dict[str, Any]) -> None:
         """Takes in what `meta` gave, in a new state; any error means that it is not such a value."""
         self.sequence, self.epoch, self.now_ms = meta["sequence"], meta["epoch"], meta["now_ms"]
-        self.first_epoch, self.run = meta["first_epoch"], meta["run"]
+        self.run = meta["run"]
+        self.tenant_epochs = dict(meta["tenant_epochs"])
         self.leader_name, self.endpoints = meta["leader"], tuple(meta["endpoints"])
         self.nodes = {row[0]: NodeRecord(*row) for row in meta["nodes"]}
         self.segments = {row[0]: SegmentRecord(*row) for row in meta["segments"]}
@@ -218,7 +220,6 @@ class State:
         if fact.epoch < self.epoch:
             raise InternalError(f"epoch {fact.epoch} comes after epoch {self.epoch}")
         self.epoch, self.leader_name, self.endpoints = fact.epoch, fact.name, fact.endpoints
-        self.first_epoch = self.first_epoch or fact.epoch
         self.settled = False
         if self.run != fact.run:
             self.run = fact.run
@@ -306,6 +307,7 @@ class State:
 
     def _tenant(self, fact: facts.Tenant) -> None:
         self.tenants[fact.tenant_id] = TenantRecord(*fact)
+        self.tenant_epochs.setdefault(fact.tenant_id, self.epoch)
         self.next_tenant_id = max(self.next_tenant_id, fact.tenant_id + 1)
 
 

@@ -120,7 +120,7 @@ class Master:
         """Stands for election; True when this process's turn at the journal is over."""
         asked_ms = self.process.clock.now_ms()
         above = follower.epoch
-        if follower.state.run not in ("", f"run{follower.run_id}"):
+        if follower.state.run not in ("", f"run{follower.run_id}") or not follower.applied:
             above += 1 + self.process.loop.chance.randrange(EPOCHS_SKIPPED_MAX)
         reply = await link.call("elect", self.name, self._options.lease_ms, above)
         if reply is None or not follower.belongs(reply.run_id):
