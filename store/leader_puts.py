@@ -159,8 +159,9 @@ class Puts:
     def _make_room(self, starting: Starting) -> None:
         """Starts to make room for the keys that lack it."""
         order = list(dict.fromkeys(starting.segments))
-        if not order:
-            return
+        rules = starting.policy
+        if not order or (rules.need_all and len(order) < rules.replicas):
+            return  # no eviction would help: only another segment does
         turn = self._core.counters.place_cursor % len(order)
         wanted = max(
             size

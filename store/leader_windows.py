@@ -44,7 +44,8 @@ class Room:
     def make(self, segments: Sequence[int], size: int) -> None:
         """Starts to make room for an extent somewhere on these segments, if any can be made.
 
-        Opens a window where one is left; evicts where not enough is on its way out of quarantine.
+        Opens a window where one is left; evicts where not enough is on its way out of quarantine. A segment
+        that has room keeps what it holds: the put lacks another one.
         """
         wanted = extent_bytes(size)
         spaces = [self._core.spaces[each] for each in segments]
@@ -53,7 +54,7 @@ class Room:
         if any(space.added < space.capacity and self.open_window(space, wanted) for space in spaces):
             return
         for space in spaces:
-            if wanted > space.capacity or not space.resolved:
+            if wanted > space.capacity or not space.resolved or space.fits(size):
                 continue
             # What is on its way out of quarantine gets the time of a beat; a writer that is stopped, or a
             # reader that pins, may keep some of it for much longer.

@@ -92,6 +92,13 @@ class SegmentSpace:
             return None
         return offset, slot
 
+    def fits(self, size: int) -> bool:
+        """True when `allocate` would give an extent now."""
+        place = self.allocate(size)
+        if place is not None:
+            self.free(place[0], size, place[1])
+        return place is not None
+
     def free(self, offset: int, size: int, slot: int) -> None:
         """Gives an extent back; below an unresolved floor it becomes free with the rest."""
         if self.resolved or offset >= self.floor:
