@@ -57,4 +57,5 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
 def test_native_tables_and_their_twins_live_the_same_life(seed: int) -> None:
     native = run_seed(seed, native=True, active_us=ACTIVE_US)
     twins = run_seed(seed, native=False, active_us=ACTIVE_US)
-    assert (native.steps, native.trace, native.notes) == (twins.steps, twins.trace, twins.notes)
+    # Free space is searched otherwise, so offsets differ, and with them the hashes of states.
+    assert (native.steps, native.notes, native.broken) == (twins.steps, twins.notes, "")
