@@ -141,8 +141,9 @@ class Cluster:
 def put_all(pool: Any, numbers: range) -> None:
     """Puts a batch; raises when a value is not stored."""
     results = pool.put_many([key_of(n) for n in numbers], [value_of(n) for n in numbers])
-    if not all(results):
-        raise ResourceError(f"only {sum(map(bool, results))} of {len(numbers)} values were stored")
+    stored = sum(result.stored for result in results)
+    if stored < len(numbers):
+        raise ResourceError(f"only {stored} of {len(numbers)} values were stored: {results[-1]}")
 
 
 def count_present(pool: Any, numbers: range) -> int:

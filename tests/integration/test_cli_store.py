@@ -107,6 +107,34 @@ def test_a_full_pool_is_1_and_says_so(run: Any) -> None:
     assert run("rm", "big", "--force")[0] == 0
 
 
+@pytest.mark.parametrize("pin", ["none", "soft", "hard"])
+def test_each_pin_can_be_had(run: Any, pin: str) -> None:
+    assert run("put", "p", "--pin", pin, stdin=b"1")[0] == 0
+    assert json.loads(run("ls", "--json")[1])["pin"] == pin
+    if pin == "soft":
+        assert json.loads(run("stat", "p", "--json")[1])[0]["soft_pin_left_ms"] > 60_000
+        assert run("put", "q", "--pin", pin, "--soft-pin-ms", "5000", stdin=b"1")[0] == 0
+        assert 0 < json.loads(run("stat", "q", "--json")[1])[0]["soft_pin_left_ms"] <= 5000
+
+
+def test_a_put_waits_for_the_first_node(tmp_path: Path) -> None:
+    socket = str(tmp_path / "master")
+    put = [sys.executable, "-P", "-m", "moonpool.cli", "put", "k", os.devnull, "--master", socket]
+    with started("the master", "master", "--listen", socket, "--data-dir", str(tmp_path / "data")) as master:
+        master.hear(START_S)
+        none = subprocess.run(
+            [*put, "--wait", "1"], capture_output=True, text=True, timeout=END_S, check=False
+        )
+        assert (none.returncode, none.stderr) == (1, "k: the pool has no node yet\n")
+        waits = {**os.environ, "MOONPOOL_CLIENT_PUT_WAIT_MS": "30000"}
+        with (
+            subprocess.Popen(put, env=waits) as waiting,
+            started("the node", "node", "--master", socket, "--memory", "8MiB") as node,
+        ):
+            node.hear(START_S)
+            assert waiting.wait(END_S) == 0
+
+
 def test_json_of_every_command(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("put", "j", "--json", stdin=b"12345")
     assert code == 0

@@ -12,6 +12,7 @@ from moonpool.cli.streams import STANDARD, progress, read_value
 from moonpool.units import format_size
 
 PINS = ("none", "soft", "hard")
+SOFT_PIN_MS = 3_600_000
 
 
 @click.command("put")
@@ -26,7 +27,17 @@ PINS = ("none", "soft", "hard")
 @click.option(
     "--pin", type=click.Choice(PINS), default="none", show_default=True, help="Evict it last, never."
 )
-@click.option("--wait", "wait_ms", type=click.IntRange(0), default=0, help="Milliseconds to wait for space.")
+@click.option(
+    "--soft-pin-ms",
+    type=click.IntRange(1),
+    help=f"How many milliseconds a soft pin lasts.  [default: {SOFT_PIN_MS}]",
+)
+@click.option(
+    "--wait",
+    "wait_ms",
+    type=click.IntRange(0),
+    help="Milliseconds to wait for space.  [env var: MOONPOOL_CLIENT_PUT_WAIT_MS]",
+)
 @click.pass_context
 def command(ctx: click.Context, /, key: str, file: str, as_json: bool, **options: Any) -> None:
     """Store FILE, or standard input, as an object under KEY.
@@ -37,12 +48,17 @@ def command(ctx: click.Context, /, key: str, file: str, as_json: bool, **options
     from moonpool.store.records import Pin
 
     name = key_of(key)
+    pin = Pin(PINS.index(options["pin"]))
     policy = PutPolicy(
-        replicas=options["replicas"], replace=options["replace"], pin=Pin(PINS.index(options["pin"]))
+        replicas=options["replicas"],
+        replace=options["replace"],
+        pin=pin,
+        soft_pin_ms=options["soft_pin_ms"] or (SOFT_PIN_MS if pin is Pin.SOFT else 0),
     )
     value = read_value(file)
     with open_pool(options) as pool, progress("storing", len(value)):
         result = pool.put(name, value, policy=policy, wait_ms=options["wait_ms"])
+        empty = result.status is PutStatus.NO_SPACE and not pool.status()["nodes"]
     if as_json:
         print_json(
             {
@@ -57,6 +73,7 @@ def command(ctx: click.Context, /, key: str, file: str, as_json: bool, **options
         copies = "1 copy" if result.replicas == 1 else f"{result.replicas} copies"
         click.echo(f"{text_of(name)}: stored, {format_size(len(value))}, {copies}")
     else:
+        full = "the pool has no node yet" if empty else "the pool has no space"
         exists = result.status is PutStatus.EXISTS
-        click.echo(f"{text_of(name)}: {'exists already' if exists else 'the pool has no space'}", err=True)
+        click.echo(f"{text_of(name)}: {'exists already' if exists else full}", err=True)
     ctx.exit(ExitCode.OK if result.stored else ExitCode.FAILURE)
