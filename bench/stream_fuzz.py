@@ -132,13 +132,14 @@ class World:
         self._asked = asked if asked is not None else self._asked
 
     def _replay(self) -> None:
-        start, self._asked = self._asked, None
-        assert start is not None
-        kept = self.publisher.kept
-        first = max(0, start - kept[0][0]) if kept else 0
-        for number, payload in [kept[at] for at in range(first, len(kept))]:
-            if self._draw.random() >= self._chances.replay_lost:
-                self.feed.replayed(number, payload)
+        while self._asked is not None:
+            start, self._asked = self._asked, None
+            kept = self.publisher.kept
+            first = max(0, start - kept[0][0]) if kept else 0
+            for number, payload in [kept[at] for at in range(first, len(kept))]:
+                if self._draw.random() >= self._chances.replay_lost:
+                    asked = self.feed.replayed(number, payload)
+                    self._asked = asked if asked is not None else self._asked
         self.feed.replay_ended()
 
     def known(self) -> set[int]:

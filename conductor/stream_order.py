@@ -5,7 +5,7 @@ without being told. States and what moves between them:
 
 | state | message `expected` | later message | earlier message |
 |---|---|---|---|
-| in order | apply | hold it; ask for a replay from `expected` -> waiting | newer stamp: restart; else drop |
+| in order | apply | hold it; ask for a replay -> waiting | newer stamp: restart; else drop |
 | waiting | apply, then what is held behind it; none held any more -> in order | hold it | as above |
 
 A replay that ends before the gap is closed, or more held messages than `held_max`, makes the gap a loss: the
@@ -13,6 +13,9 @@ stream goes on behind it, and the owner is told, so that what it believed of the
 Removals may be among what was lost, and a block believed for ever is worse than one forgotten.
 
 A publisher that restarts counts from 0 again with newer stamps. A late or doubled message has an old stamp.
+A publisher may also restart and come past `expected` before anything of it is heard: so a replay is asked
+from the last message that was applied, and one with another stamp in its place is of another run. Only a
+restart whose first message heard is just the expected one cannot be told from the stream going on.
 """
 
 from __future__ import annotations
@@ -75,6 +78,8 @@ class StreamOrder(Generic[_Message]):
         self._held_max: Final = held_max
         self._expected = 0
         self._last_stamp_s = float("-inf")
+        #: Of the message before the expected one.
+        self._applied_stamp_s = float("-inf")
         self._held: dict[int, tuple[float, _Message]] = {}
         self._order: list[int] = []
         self._is_waiting = False
@@ -103,6 +108,8 @@ class StreamOrder(Generic[_Message]):
     def replayed(self, number: int, stamp_s: float, message: _Message) -> list[Step[_Message]]:
         """A message of a replay; what was applied already is passed over."""
         self._check(number)
+        if number == self._expected - 1 and stamp_s != self._applied_stamp_s:
+            return self._restart(number, stamp_s, message)
         if number < self._expected:
             self.duplicates += 1
             return []
@@ -142,7 +149,7 @@ class StreamOrder(Generic[_Message]):
         if self._is_waiting:
             return []
         self._is_waiting = True
-        return [AskReplay(self._expected)]
+        return [AskReplay(max(0, self._expected - 1))]
 
     def _restart(self, number: int, stamp_s: float, message: _Message) -> list[Step[_Message]]:
         self._held.clear()
@@ -169,5 +176,6 @@ class StreamOrder(Generic[_Message]):
 
     def _apply(self, stamp_s: float, message: _Message, steps: list[Step[_Message]]) -> None:
         self._expected += 1
+        self._applied_stamp_s = stamp_s
         self._last_stamp_s = max(self._last_stamp_s, stamp_s)
         steps.append(Apply(message))

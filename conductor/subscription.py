@@ -26,6 +26,8 @@ logger: Final = logging.getLogger("moonpool.conductor")
 _NUMBER: Final = struct.Struct(">Q")
 #: Messages taken in one go before others of the loop have their turn.
 _BURST: Final = 64
+#: Replays one after the other, for a publisher that restarts meanwhile; then what is missing is lost.
+_REPLAYS_MAX: Final = 3
 _HEARTBEAT_MS: Final = 5_000
 
 
@@ -117,7 +119,16 @@ class Subscription:
         return self._feed.live(*found)
 
     async def _replay(self, start: int) -> None:
-        """Asks for everything from `start` and takes it in; a silent publisher ends it after a bound."""
+        """Asks for everything from `start` and takes it in, and again when that shows another run of it."""
+        asked: int | None = start
+        for _ in range(_REPLAYS_MAX):
+            if asked is not None:
+                asked = await self._replay_once(asked)
+        self._feed.replay_ended()
+
+    async def _replay_once(self, start: int) -> int | None:
+        """One replay; from where another is needed, or None. A silent publisher ends it after a bound."""
+        asked: int | None = None
         sock = self._context.socket(self._zmq.DEALER)
         try:
             sock.setsockopt(self._zmq.LINGER, 0)
@@ -132,13 +143,14 @@ class Subscription:
                 if found is None:
                     self.frames_refused += 1
                 elif found[0] == U64_MAX:
-                    return
+                    break
                 else:
-                    self._feed.replayed(*found)
+                    again = self._feed.replayed(*found)
+                    asked = again if again is not None else asked
         except TimeoutError:
             logger.warning("no replay from %s in time", self.registration.replay_endpoint)
         except self._zmq.ZMQError as exc:
             logger.warning("replay from %s failed: %s", self.registration.replay_endpoint, exc)
         finally:
             sock.close()
-            self._feed.replay_ended()
+        return asked

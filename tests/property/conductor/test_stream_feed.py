@@ -85,3 +85,24 @@ def test_drift_follows_what_engines_report() -> None:
         feed.note_feedback(100, 50)
     assert 0.45 < feed.drift <= 0.5
     feed.note_feedback(0, 0)
+
+
+def test_a_restart_that_came_past_the_expected_number_is_seen_in_the_replay() -> None:
+    order: StreamOrder[str] = StreamOrder(can_replay=True)
+    for number in range(3):
+        order.live(number, float(number), f"old {number}")
+    assert order.live(5, 50.0, "new 5") == [AskReplay(2)]
+    assert order.replayed(2, 42.0, "new 2") == [Restarted(), AskReplay(0)]
+    for number in range(2):
+        assert order.replayed(number, 40.0 + number, f"new {number}")[0] == Apply(f"new {number}")
+    assert order.expected == 3
+    assert order.live(3, 43.0, "new 3") == [Apply("new 3")]
+
+
+def test_a_replay_that_begins_with_the_last_message_goes_on_behind_it() -> None:
+    order: StreamOrder[str] = StreamOrder(can_replay=True)
+    order.live(0, 1.0, "a")
+    assert order.live(2, 3.0, "c") == [AskReplay(0)]
+    assert order.replayed(0, 1.0, "a") == []
+    assert order.replayed(1, 2.0, "b") == [Apply("b"), Apply("c")]
+    assert order.replay_ended() == []
