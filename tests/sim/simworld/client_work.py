@@ -48,7 +48,8 @@ class Work:
         if name == "remove":
             return await self._writer.remove(key, force=self._client.process.loop.chance.random() < 0.5)
         if name == "pin":
-            return await self._writer.pin(key, self._client.process.loop.chance.randrange(3))
+            await self._writer.pin(key, self._client.process.loop.chance.randrange(3))
+            return "set"
         keys = [b"key%d" % number for number in range(self._workload.keys)]
         return await self._writer.remove_many(name, key[:4] if name == "remove_prefix" else b"", keys)
 

@@ -52,13 +52,22 @@ def make_state(options: CoreOptions) -> tuple[State, Tables]:
     return State(tables.objects), tables
 
 
+def through_a_snapshot(options: CoreOptions, made: tuple[State, Tables]) -> tuple[State, Tables]:
+    """The same state in new tables, as a master has it that read a snapshot."""
+    state, _ = made
+    tables = options.tables()
+    restored = State.restore(list(state.snapshot_chunks()), tables.objects)
+    assert restored.state_hash() == state.state_hash(), "a snapshot gives another state"
+    return restored, tables
+
+
 def make_leader(
     options: CoreOptions, made: tuple[State, Tables], term: tuple[int, int, str, int], seed: int
 ) -> Leader:
     """A leader over a followed state; `term`: its epoch, the cluster time, its name, the run of Redis."""
-    state, tables = made
     epoch, now_ms, name, run_id = term
     chance = random.Random(seed)
+    state, tables = through_a_snapshot(options, made) if chance.random() < 0.5 else made
     return Leader.from_state(
         options.config,
         tables,

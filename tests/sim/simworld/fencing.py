@@ -87,9 +87,12 @@ class EngineFencing:
                 await copy
             writer.process.after(chance.randint(10, SETTLE_US_MAX), settled)
 
+        def asked() -> None:
+            writer.process.spawn(settle())
+
         def settled() -> None:
             if writer in ticket.writers:
                 ticket.writers.remove(writer)
 
         chance = self._process.loop.chance
-        writer.process.after(chance.randint(10, SETTLE_US_MAX), lambda: writer.process.spawn(settle()))
+        writer.process.after(chance.randint(10, SETTLE_US_MAX), asked)

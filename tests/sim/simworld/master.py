@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from moonpool.store.journal_groups import GroupQueue
 from moonpool.store.leader import Leader

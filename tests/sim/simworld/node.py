@@ -116,7 +116,10 @@ class Node:
                 end.send([1, number, [65, "BAD_PARAMS", str(wrong)], None])
 
         end.on_message = asked
-        end.on_close = lambda: self.core.views.holder_gone(end.key)
+        end.on_close = lambda: self._view_ended(end)
+
+    def _view_ended(self, end: End) -> None:
+        self.core.views.holder_gone(end.key)
 
     async def _hash(self) -> None:
         while True:
@@ -190,7 +193,8 @@ class Node:
 
     def _pushed(self, caller: Caller, params: list[Any]) -> None:
         try:
-            self.core.effects(*params, self.process.clock.now_ms())
+            epoch, first, effects = params
+            self.core.effects(epoch, first, effects, self.process.clock.now_ms())
         except (StaleEpoch, ProtocolError):
             caller.close()
         self._nudge()

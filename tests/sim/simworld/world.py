@@ -190,7 +190,9 @@ class World:
     def processes(self) -> list[Process]:
         """All that live, stopped ones too."""
         found = [self.redis.process]
-        found += [one.process for one in (*self.masters.values(), *self.nodes.values(), *self.clients)]
+        found += [master.process for master in self.masters.values()]
+        found += [node.process for node in self.nodes.values()]
+        found += [client.process for client in self.clients]
         return [one for one in found if one.is_alive]
 
     def later(self, within_ms: int, run: Callable[[], None]) -> None:
