@@ -341,3 +341,15 @@ def test_a_tensor_that_refuses_says_why(problem: Exception) -> None:
 
     with pytest.raises(UsageError, match=str(problem)):
         BufferHold(Refusing((4,)), writable=False)
+
+
+def test_a_collection_gives_the_buffer_back() -> None:
+    """A failed call's error holds its frames, and so the hold, in a cycle that only the collector ends."""
+    buffer = bytearray(8)
+    cycle: dict[str, Any] = {"hold": BufferHold(buffer, writable=True)}
+    cycle["self"] = cycle
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    del cycle
+    gc.collect()
+    buffer.append(1)

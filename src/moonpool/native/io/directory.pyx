@@ -24,6 +24,7 @@ cdef enum:
 
 
 @cython.final
+@cython.no_gc_clear  # else a collection drops the buffer's owner, and the export is never given back
 cdef class StateWords:
     """`count` words from byte `offset` of a writable buffer, which is held until `release`."""
 

@@ -78,6 +78,7 @@ cdef inline uint64_t padded(uint64_t n, uint64_t unit) noexcept nogil:
 
 
 @cython.final
+@cython.no_gc_clear  # else a collection drops the buffer's owner, and the export is never given back
 cdef class SegmentEffects:
     """One segment's directory in writable memory, which is held until `release`, and what is known of each slot.
 

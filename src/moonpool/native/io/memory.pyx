@@ -4,6 +4,7 @@ Engine memory is a memfd sealed against shrinking and growing (memfd_create(2), 
 maps it can never be hit by SIGBUS, and nothing is left in any file system when its processes die.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.buffer cimport PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer, Py_buffer
 from cpython.number cimport PyNumber_Index
@@ -235,6 +236,7 @@ cdef enum:
     DL_ROCM_HOST = 11
 
 
+@cython.no_gc_clear  # else a collection drops the buffer's owner, and the export is never given back
 cdef class BufferHold:
     """A foreign host buffer held in place: its address and length, valid until this object is released.
 

@@ -4,6 +4,7 @@ An object is one or more pieces of local memory in a row. Its digest is that of 
 of each 64 KiB, and XXH3-128 over those (see copying.pyx).
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -85,6 +86,7 @@ cdef void hash_pieces(const uint64_t* address, const uint64_t* length, uint64_t 
         digest_chunks(room, held, out)
 
 
+@cython.no_gc_clear  # else a collection drops the buffer's owner, and the export is never given back
 cdef class Hashing:
     """Pieces and the digests computed of them; one object a row."""
 
