@@ -43,7 +43,7 @@ from moonpool.store.records import (
     extent_bytes,
 )
 from moonpool.store.segment_space import SegmentSpace
-from moonpool.store.sessions import CONFIRMED, TAKEN, Join
+from moonpool.store.sessions import CONFIRMED, TAKEN, TOLD, Join
 from moonpool.units import U32_MAX
 
 _PAGE: Final = 4_096
@@ -80,6 +80,11 @@ class Reports:
             join.adopted[segment_id] = {}
             join.passed_on[segment_id] = {}
         for record in records:
+            if join.confirmed[segment_id][record.slot]:
+                # A slot that is told twice: nothing of it can be believed.
+                self._nodes.reset(segment_id)
+                return [core.counters.epoch]
+            join.confirmed[segment_id][record.slot] = TOLD
             self._take(join, space, record)
             if segment_id not in core.spaces:
                 return [core.counters.epoch]

@@ -7,9 +7,10 @@ from typing import Final, final
 
 from moonpool.store.effects import EffectQueue
 
-#: What a report says of a slot: what the table has is there, or something else is.
+#: What a report says of a slot: what the table has is there, something else is, or nothing that counts.
 CONFIRMED: Final = 1
 TAKEN: Final = 2
+TOLD: Final = 3
 
 
 @final
