@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
 from moonpool.errors import MoonpoolError, UsageError
 from moonpool.rpc.aio import AsyncRpcClient
-from moonpool.store.client_calls import Calls, Key, Removal, policy_of
+from moonpool.store.client_arguments import items, policy_of, prefix_of
+from moonpool.store.client_calls import Calls, Key, Removal
 from moonpool.store.client_config import ClientConfig
 from moonpool.store.client_io import Work, error_of_fault
 from moonpool.store.client_parts import PoolParts, build_parts, settle
@@ -124,7 +125,7 @@ class AsyncPool:
         **settings: Any,
     ) -> PutResult:
         """Store the bytes of several buffers, one after another, as one object."""
-        return await self.put(key, list(buffers), policy=policy, wait_ms=wait_ms, **settings)
+        return await self.put(key, items(buffers, "buffers"), policy=policy, wait_ms=wait_ms, **settings)
 
     async def put_many(
         self,
@@ -140,7 +141,7 @@ class AsyncPool:
 
     async def upsert(self, key: Key, data: Any, *, wait_ms: int | None = None, **settings: Any) -> PutResult:
         """Store an object in place of the one that has the key, if any."""
-        return await self._run(self._calls.put(key, data, PutPolicy(replace=True, **settings), wait_ms))
+        return await self._run(self._calls.put(key, data, policy_of(None, settings, replace=True), wait_ms))
 
     async def get(
         self, key: Key, *, offset: int = 0, length: int | None = None, verify: str | None = None
@@ -210,7 +211,7 @@ class AsyncPool:
         """Every object whose key begins so, page by page."""
         cursor: Any = None
         while True:
-            page, cursor = await self._run(self._calls.page(as_key(prefix) if len(prefix) else b"", cursor))
+            page, cursor = await self._run(self._calls.page(prefix_of(prefix), cursor))
             for one in page:
                 yield one
             if cursor is None:
@@ -222,7 +223,7 @@ class AsyncPool:
 
     async def pin(self, key: Key, pin: Pin = Pin.HARD, *, soft_pin_ms: int = 0) -> bool:
         """Pin an object, or with Pin.NONE let it go; False when there is none."""
-        return (await self._run(self._calls.pin_many([key], Pin(pin), soft_pin_ms)))[0]
+        return (await self._run(self._calls.pin_many([key], pin, soft_pin_ms)))[0]
 
     async def status(self) -> dict[str, Any]:
         """The pool's gauges, nodes and segments."""

@@ -11,7 +11,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar, final
 
 from moonpool.errors import UsageError
-from moonpool.store.client_calls import Calls, Key, Removal, policy_of
+from moonpool.store.client_arguments import items, policy_of, prefix_of, wait_of
+from moonpool.store.client_calls import Calls, Key, Removal
 from moonpool.store.client_config import ClientConfig
 from moonpool.store.client_io import BlockingIo, run_now
 from moonpool.store.client_parts import PoolParts, build_parts, settle
@@ -55,7 +56,7 @@ class Pool:
         `wait_ms` is how long to wait for space.
         """
         if policy is None and not settings:
-            waits = self._put_wait_ms if wait_ms is None else wait_ms
+            waits = wait_of(wait_ms, self._put_wait_ms)
             quick = self._quick.put(key, data, waits)
             if quick is not None:
                 return quick
@@ -71,7 +72,7 @@ class Pool:
         **settings: Any,
     ) -> PutResult:
         """Store the bytes of several buffers, one after another, as one object: `put` of a list of them."""
-        return self.put(key, list(buffers), policy=policy, wait_ms=wait_ms, **settings)
+        return self.put(key, items(buffers, "buffers"), policy=policy, wait_ms=wait_ms, **settings)
 
     def put_many(
         self,
@@ -94,7 +95,7 @@ class Pool:
 
         When it returns nobody can get the old object any more; until then readers get the old one, whole.
         """
-        return self._run(self._calls.put(key, data, PutPolicy(replace=True, **settings), wait_ms))
+        return self._run(self._calls.put(key, data, policy_of(None, settings, replace=True), wait_ms))
 
     # ---- get -----------------------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class Pool:
         """Every object whose key begins so, page by page. What comes and goes meanwhile may be missed."""
         cursor: Any = None
         while True:
-            page, cursor = self._run(self._calls.page(as_key(prefix) if len(prefix) else b"", cursor))
+            page, cursor = self._run(self._calls.page(prefix_of(prefix), cursor))
             yield from page
             if cursor is None:
                 return
@@ -201,7 +202,7 @@ class Pool:
 
     def pin(self, key: Key, pin: Pin = Pin.HARD, *, soft_pin_ms: int = 0) -> bool:
         """Pin an object, or with Pin.NONE let it go; False when there is none."""
-        return self._run(self._calls.pin_many([key], Pin(pin), soft_pin_ms))[0]
+        return self._run(self._calls.pin_many([key], pin, soft_pin_ms))[0]
 
     def status(self) -> dict[str, Any]:
         """The pool's gauges, nodes and segments."""

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from moonpool.errors import MoonpoolError, UsageError
 from moonpool.native.io.memory import BufferHold
+from moonpool.store.client_arguments import items, pin_of, wait_of
 from moonpool.store.client_config import Verify, check_verify
 from moonpool.store.client_context import Context, Span
 from moonpool.store.client_link import spread
@@ -70,13 +71,14 @@ class Calls:
         self, keys: Sequence[Key], values: Sequence[Any], policy: PutPolicy | None, wait_ms: int | None
     ) -> list[PutResult]:
         """One result a key; a key's own failure is in its result."""
+        keys, values = items(keys, "keys"), items(values, "values")
         if len(keys) != len(values):
             raise UsageError(f"{len(keys)} keys and {len(values)} values: give one value for each key")
         raw = [as_key(key) for key in keys]
         if len(raw) > 1 and not any(isinstance(value, list | tuple) for value in values):
             return await self._put_plain(raw, values, policy, wait_ms)
         spans = [Span.of(value, writable=False) for value in values]
-        waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
+        waits = wait_of(wait_ms, self.context.config.put_wait_ms)
         results: list[PutResult] = []
         for part in self._parts([span.total for span in spans]):
             chosen = slice(part.start, part.stop)
@@ -89,7 +91,7 @@ class Calls:
     ) -> list[PutResult]:
         """Values of one piece each: many small ones natively, large ones hashed in the copy."""
         sources = Sources.of([BufferHold(value, writable=False) for value in values])
-        waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
+        waits = wait_of(wait_ms, self.context.config.put_wait_ms)
         results: list[PutResult] = []
         for part in self._parts(sources.length):
             chosen = sources.part(part)
@@ -103,7 +105,7 @@ class Calls:
 
     async def put(self, key: Key, value: Any, policy: PutPolicy | None, wait_ms: int | None) -> PutResult:
         """As `put_many` for one key, but its failure is raised."""
-        waits = self.context.config.put_wait_ms if wait_ms is None else wait_ms
+        waits = wait_of(wait_ms, self.context.config.put_wait_ms)
         raw = [as_key(key)]
         results = await self.writer.put(raw, [Span.of(value, writable=False)], policy, waits)
         self._forget(raw, policy)
@@ -132,7 +134,7 @@ class Calls:
 
     async def get_many(self, keys: Sequence[Key], verify: str | None) -> list[Value | None]:
         """A value a key, None for a miss. Raises the first key's error that cannot be read."""
-        raw = [as_key(key) for key in keys]
+        raw = [as_key(key) for key in items(keys, "keys")]
         way = self._way(verify)
         if self._is_plain(way, len(raw)):
             plain: list[Value | None] = []
@@ -204,6 +206,7 @@ class Calls:
         self, keys: Sequence[Key], destinations: Sequence[Any], verify: str | None
     ) -> list[GetResult]:
         """One result a key; a key's own failure is in its result."""
+        keys, destinations = items(keys, "keys"), items(destinations, "destinations")
         if len(keys) != len(destinations):
             raise UsageError(f"{len(keys)} keys and {len(destinations)} buffers: give one for each key")
         raw = [as_key(key) for key in keys]
@@ -260,7 +263,7 @@ class Calls:
 
     async def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a complete object."""
-        raw = [as_key(key) for key in keys]
+        raw = [as_key(key) for key in items(keys, "keys")]
         found: list[bool] = []
         for part in spread(raw, self.context.config.batch_keys_max):
             chosen = raw[part.start : part.stop]
@@ -269,7 +272,7 @@ class Calls:
 
     async def remove_many(self, keys: Sequence[Key], how: Removal) -> list[RemoveCode]:
         """What became of each key. Returns when no reader anywhere can get one of the old objects."""
-        raw = [as_key(key) for key in keys]
+        raw = [as_key(key) for key in items(keys, "keys")]
         codes: list[RemoveCode] = []
         for part in spread(raw, self.context.config.batch_keys_max):
             chosen = raw[part.start : part.stop]
@@ -308,12 +311,14 @@ class Calls:
 
     async def stat_many(self, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         """What the master knows of each key; None for a key without an object."""
-        answer = await self.context.link.ask("stat", [as_key(key) for key in keys])
+        answer = await self.context.link.ask("stat", [as_key(key) for key in items(keys, "keys")])
         return list(answer[1])
 
     async def pin_many(self, keys: Sequence[Key], pin: Pin, soft_pin_ms: int) -> list[bool]:
         """True for each key that has an object, whose pin is as asked now."""
-        answer = await self.context.link.ask("pin", [as_key(key) for key in keys], int(pin), soft_pin_ms)
+        raw = [as_key(key) for key in items(keys, "keys")]
+        kind, lasts = pin_of(pin, soft_pin_ms)
+        answer = await self.context.link.ask("pin", raw, int(kind), lasts)
         return [code == 0 for code in answer[1]]
 
     async def status(self) -> dict[str, Any]:
@@ -330,22 +335,6 @@ def check_part(part: tuple[int, int | None]) -> tuple[int, int | None]:
     if length is not None and (not isinstance(length, int) or length < 0):
         raise UsageError(f"length={length!r}: a range has a whole number of bytes", field="length")
     return offset, length
-
-
-def policy_of(policy: PutPolicy | None, changes: dict[str, Any]) -> PutPolicy | None:
-    """A policy from the keywords of a call. UsageError for a name that is none."""
-    if not changes:
-        return policy
-    if policy is not None:
-        raise UsageError("give a policy, or its fields as keywords, not both", field="policy")
-    try:
-        return PutPolicy(**changes)
-    except TypeError:
-        known = set(PutPolicy.__dataclass_fields__)
-        wrong = sorted(changes.keys() - known)
-        if not wrong:
-            raise
-        raise UsageError(f"a put has no setting {wrong[0]!r}; there are {', '.join(sorted(known))}") from None
 
 
 def first_error(results: Sequence[GetResult | PutResult]) -> MoonpoolError | None:

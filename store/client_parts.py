@@ -39,7 +39,9 @@ _MEMORY_PAUSE_S = 0.002
 def settle(addresses: tuple[str, ...], config: ClientConfig | None, settings: dict[str, Any]) -> ClientConfig:
     """One config out of what `connect` was given. UsageError for a name that is no setting."""
     changes = dict(settings)
-    base = config or ClientConfig()
+    base = ClientConfig() if config is None else config
+    if not isinstance(base, ClientConfig):
+        raise UsageError(f"config takes a ClientConfig; got {type(base).__name__}", field="config")
     engine = {_OF_THE_ENGINE[name]: changes.pop(name) for name in _OF_THE_ENGINE.keys() & changes.keys()}
     unknown = sorted(changes.keys() - set(FIELDS))
     if unknown:
@@ -49,7 +51,14 @@ def settle(addresses: tuple[str, ...], config: ClientConfig | None, settings: di
         changes["addresses"] = addresses
     if engine:
         changes["engine"] = replace(changes.get("engine", base.engine), **engine)
-    return replace(base, **changes)
+    settled = replace(base, **changes)
+    if settled.contribute_bytes and not settled.addresses:
+        raise UsageError(
+            "contribute_bytes goes with the addresses of a shared pool; the memory of an embedded one is "
+            "embedded_bytes",
+            field="contribute_bytes",
+        )
+    return settled
 
 
 @final

@@ -8,6 +8,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple, final
 
 from moonpool.errors import MoonpoolError, UsageError
+from moonpool.store.client_arguments import flag, items, pin_of, whole
+from moonpool.store.keys import is_name
 from moonpool.store.records import Pin
 from moonpool.wire.rpc import pack_value
 
@@ -84,20 +86,27 @@ class PutPolicy:
     need_all: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= 255:
+        if whole(self.replicas, "replicas", 255) < 1:
             raise UsageError(f"replicas={self.replicas}: from 1 to 255 copies", field="replicas")
-        if self.soft_pin_ms < 0 or (self.pin == Pin.SOFT) != (self.soft_pin_ms > 0):
-            raise UsageError("soft_pin_ms goes with pin=Pin.SOFT, and only with it", field="soft_pin_ms")
-        if isinstance(self.preferred, str | bytes):
+        pin_of(self.pin, self.soft_pin_ms)
+        whole(self.object_type, "object_type", 255)
+        for name in ("tier", "kind"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), name, 255)
+        for name in ("replace", "need_all"):
+            flag(getattr(self, name), name)
+        if self.group and not is_name(self.group):
+            raise UsageError("group is printable text of 1 to 255 bytes", field="group")
+        if not all(map(is_name, items(self.preferred, "preferred"))):
             raise UsageError("preferred takes a list of segment names", field="preferred")
 
     def packed(self) -> bytes | None:
         """The MessagePack of the policy map of `put_start`: what is not the default; None when all is."""
         fields: dict[str, Any] = {
-            "replicas": self.replicas if self.replicas != 1 else None,
+            "replicas": int(self.replicas) if self.replicas != 1 else None,
             "replace": self.replace or None,
             "pin": int(self.pin) or None,
-            "soft_pin_ms": self.soft_pin_ms or None,
+            "soft_pin_ms": int(self.soft_pin_ms) or None,
             "group": self.group or None,
             "type": int(self.object_type) or None,
             "tier": None if self.tier is None else int(self.tier),

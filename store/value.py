@@ -12,6 +12,7 @@ import mmap
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
+from moonpool.errors import UsageError
 from moonpool.native.io.payload import Payload
 from moonpool.operations import Access
 from moonpool.units import MIB
@@ -64,6 +65,12 @@ class ObjectBytes(Payload):
 
     def __exit__(self, *_problem: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        kind = type(self).__name__
+        raise UsageError(
+            f"a {kind} cannot be pickled or copied: it is memory of this process; take bytes() of it"
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.size_bytes} bytes"
