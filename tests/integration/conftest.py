@@ -79,7 +79,21 @@ class PeerProcess:
         return answer["ok"]
 
     def signal(self, number: int) -> None:
+        """Sends a signal; after SIGSTOP, returns when every thread has really stopped."""
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            deadline = time.monotonic() + WAIT_S
+            while not all(state == "T" for state in self._states()):
+                assert time.monotonic() < deadline, "the process did not stop"
+                time.sleep(0.001)
+
+    def _states(self) -> list[str]:
+        """The state of each thread, as proc(5) names it."""
+        found = []
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                found.append((thread / "stat").read_text().rsplit(")", 1)[1].split()[0])
+        return found
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
