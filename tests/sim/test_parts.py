@@ -129,6 +129,17 @@ def test_a_partition_holds_messages_back_and_a_cut_loses_them() -> None:
     assert pair.ended == 1
 
 
+def test_a_stalled_connection_delivers_late_and_a_calm_lifts_everything() -> None:
+    pair = Pair(NetworkOptions())
+    pair.network.connections_of(pair.client)[0].stall()
+    pair.end.send("late")
+    run_until(pair.loop, 2 * SECOND)
+    assert pair.heard == []
+    pair.network.calm()
+    run_until(pair.loop, 3 * SECOND)
+    assert pair.heard == ["late"]
+
+
 def test_the_death_of_a_process_is_heard_after_what_it_said() -> None:
     pair = Pair(NetworkOptions())
     pair.end.send("last words")

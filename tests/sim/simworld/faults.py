@@ -174,6 +174,17 @@ def _cut_lane(world: World) -> None:
                 lane.cut()
 
 
+def _stall_lane(world: World) -> None:
+    """What goes through some lanes of a node arrives much later: writes after their deadline, too."""
+    node = world.choose(world.living_nodes())
+    if node is None:
+        return
+    for lane in world.network.connections_of(node.process):
+        if lane.ends[1].owner is node.process and world.loop.chance.random() < 0.5:
+            lane.stall()
+            world.later(1_900, lane.go_on)
+
+
 def _part_node(world: World) -> None:
     """A node and a master do not hear each other, and everybody else hears both."""
     node, master = world.choose(world.living_nodes()), world.choose(world.living_masters())
@@ -209,7 +220,7 @@ _NODE = (_kill_node, _stop_node)
 _MASTER = (_kill_master, _stop_master, _part_leader)
 _REDIS = (_kill_redis, _stop_redis)
 _CLIENT = (_kill_client, _stop_client, _stop_writer, _stop_writer, _kill_writer)
-_NETWORK = (_cut, _part, _isolate)
+_NETWORK = (_cut, _part, _isolate, _stall_lane)
 
 FAULTS: tuple[Fault, ...] = (
     Fault(name="none"),
@@ -220,7 +231,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="redis", blows=_REDIS),
     Fault(name="clients", blows=_CLIENT, every_us_max=300 * MS),
     Fault(name="network", blows=_NETWORK, every_us_max=600 * MS),
-    Fault(name="links", blows=(_cut_node, _cut_node, _cut_lane, _part_node), every_us_max=250 * MS),
+    Fault(
+        name="links",
+        blows=(_cut_node, _cut_node, _cut_lane, _part_node, _stall_lane, _stall_lane),
+        every_us_max=250 * MS,
+    ),
     Fault(name="clocks", blows=(_jump_clock,), every_us_max=300 * MS),
     Fault(name="redis_loss", blows=(_lose_redis_host,), loses_journal=True),
     Fault(

@@ -72,6 +72,7 @@ class Connection:
         self.number = number
         #: A unix socket: nothing but the death of a process ends it.
         self.is_local = False
+        self._is_stalled = False
         self.ends = (End(self, client, 0), End(self, server, 1))
         self._clear_at = [0, 0]
         self._waiting: list[list[Callable[[], None]]] = [[], []]
@@ -97,6 +98,15 @@ class Connection:
         for end in self.ends:
             end.owner.post(end.ended)
 
+    def stall(self) -> None:
+        """From now on nothing of it arrives, until `go_on`."""
+        self._is_stalled = not self.is_local
+
+    def go_on(self) -> None:
+        """What was held back arrives, late."""
+        self._is_stalled = False
+        self.release()
+
     def release(self) -> None:
         """A partition healed: what was held back goes on."""
         for source in (0, 1):
@@ -112,7 +122,7 @@ class Connection:
         def arrive() -> None:
             if self._generation[source] != generation:
                 return
-            if self._waiting[source] or self._network.is_parted(self):
+            if self._waiting[source] or self._is_stalled or self._network.is_parted(self):
                 self._waiting[source].append(deliver)
                 return
             deliver()
@@ -206,6 +216,12 @@ class Network:
             self._parted.clear()
             for connection in list(self._connections.values()):
                 connection.release()
+
+    def calm(self) -> None:
+        """Lifts everything."""
+        self.heal()
+        for connection in list(self._connections.values()):
+            connection.go_on()
 
     def is_parted(self, connection: Connection) -> bool:
         return self._hosts_parted(connection.ends[0].owner.host, connection.ends[1].owner.host)

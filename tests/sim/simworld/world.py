@@ -244,7 +244,7 @@ class World:
         """The faults are over: partitions heal, what was stopped goes on, what was killed is started."""
         self.is_calm = True
         self.network.set_options(NetworkOptions(slow_share=0))
-        self.network.heal()
+        self.network.calm()
         for process in self.processes():
             process.go_on()
         self.restart_redis()
