@@ -391,6 +391,7 @@ class RedisJournal:
 
     def _tell_trouble(self, text: str) -> None:
         if self._trouble != text:
+            _LOG.warning("the journal is in trouble: %s", text)
             self._trouble = text
             self._mail.nudge()
 

@@ -104,9 +104,18 @@ class PrivateRedis:
         """The address of a server that answers: an adopted one, else one started now.
 
         Waits at most `start_timeout_ms` while it reads its file, or until `given_up` says so; then raises
-        `JournalUnavailable`.
+        `JournalUnavailable`, as where the folder cannot be made or written.
         """
-        self._make_folder()
+        try:
+            self._make_folder()
+            return self._ensure(given_up)
+        except OSError as exc:
+            raise JournalUnavailable(
+                f"the data folder {self.folder} of the private Redis cannot be used: {exc.strerror or exc}",
+                reason=str(exc),
+            ) from exc
+
+    def _ensure(self, given_up: Callable[[], bool]) -> RedisAddress:
         address = RedisAddress.parse(self.url)
         end = time.monotonic() + self._start_timeout_ms / MS_PER_S
         refused = "it was not started"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moonpool.store.errors import JournalUnavailable
 from moonpool.store.private_redis import PrivateRedis, find_server
 from moonpool.store.redis_link import RedisLink
 
@@ -63,6 +64,13 @@ def test_a_private_server_refuses_a_folder_that_others_can_enter(folder: Path) -
     os.mkdir(folder / "open", 0o755)
     with pytest.raises(ValueError, match="chmod 700"):
         PrivateRedis(str(folder / "open"), 100, 100).ensure()
+
+
+def test_a_folder_that_cannot_be_is_said_as_such(folder: Path) -> None:
+    (folder / "file").touch()
+    for name in ("file", "file/below", "x" * 300):
+        with pytest.raises(JournalUnavailable, match=r"the data folder .* cannot be used"):
+            PrivateRedis(str(folder / name), 100, 100).ensure()
 
 
 def test_a_private_server_in_a_deep_folder(folder: Path) -> None:
