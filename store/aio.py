@@ -231,6 +231,8 @@ class AsyncPool:
 
     def metrics(self) -> dict[str, Any]:
         """Counters of the engine that moves this pool's bytes: see `Engine.metrics`."""
+        if self._parts.ended:
+            raise self._parts.ended()
         return self._parts.context.engine.metrics()
 
     @property

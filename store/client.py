@@ -10,7 +10,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar, final
 
-from moonpool.errors import UsageError
+from moonpool.errors import EngineClosed, UsageError
 from moonpool.store.client_arguments import items, policy_of, prefix_of, wait_of
 from moonpool.store.client_calls import Calls, Key, Removal
 from moonpool.store.client_config import ClientConfig
@@ -212,6 +212,8 @@ class Pool:
 
     def metrics(self) -> dict[str, Any]:
         """Counters of the engine that moves this pool's bytes: see `Engine.metrics`."""
+        if self._parts.ended:
+            raise self._parts.ended()
         return self._parts.context.engine.metrics()
 
     @property
@@ -239,7 +241,13 @@ class Pool:
         if self._parts.ended:
             step.close()
             raise self._parts.ended()
-        return run_now(step)
+        try:
+            return run_now(step)
+        except EngineClosed:
+            # Another thread closed the pool meanwhile.
+            if self._parts.ended:
+                raise self._parts.ended() from None
+            raise
 
 
 def connect(*addresses: str, config: ClientConfig | None = None, **settings: Any) -> Pool:

@@ -259,8 +259,9 @@ class MasterLink:
         await answer_of(self._io, client.close())
 
     def _unavailable(self, failure: MoonpoolError) -> MasterUnavailable:
+        told = "" if isinstance(failure, MasterUnavailable) else f" ({failure})"
         return MasterUnavailable(
-            "no master that leads answered; check the addresses, and that a master runs",
+            f"no master that leads answered{told}; check the addresses, and that a master runs",
             peer=", ".join(self._addresses),
             timeout_ms=self._config.unavailable_ms,
             reason=str(failure),

@@ -89,7 +89,7 @@ def start_node(config: ClientConfig, engine: Engine, addresses: tuple[str, ...],
     problem = node.problem()
     node.close()
     raise MasterUnavailable(
-        "no master took this process's memory into the pool",
+        f"no master took this process's memory into the pool ({problem})",
         reason=problem,
         elapsed_ms=(time.monotonic() - started) * MS_PER_S,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,3 +147,27 @@ async def check_the_asyncio_pool() -> None:
         with pytest.raises(UsageError, match="takes a list"):
             await pool.put_from("new", None)  # type: ignore[arg-type]
         assert not (await pool.status())["objects"]
+
+
+def test_a_pool_that_is_closed_under_calls_says_so() -> None:
+    for _ in range(10):
+        pool = moonpool.connect(embedded_bytes=1 << 20)
+        ends: list[str] = []
+
+        def use(pool: moonpool.Pool = pool, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    pool.put("z", b"1")
+                    pool.get_many(["z"] * 10)
+            except moonpool.MoonpoolError as problem:
+                ends.append(type(problem).__name__)
+
+        threads = [threading.Thread(target=use) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        pool.close()
+        for thread in threads:
+            thread.join(30)
+        assert ends == ["PoolClosed"] * 6
+        with pytest.raises(moonpool.PoolClosed):
+            pool.metrics()

@@ -81,7 +81,7 @@ def test_a_deposed_leader_is_not_believed(scripted: Any, other: Any) -> None:
 
 
 def test_no_master_is_an_error_within_the_time(scripted: Any) -> None:
-    with pytest.raises(MasterUnavailable) as caught:
+    with pytest.raises(MasterUnavailable, match="nothing listens") as caught:
         connect(NOBODY, unavailable_ms=50)
     assert caught.value.retryable
     with connect(scripted.address, unavailable_ms=50) as pool:
