@@ -14,7 +14,7 @@ from typing import Final, final
 STRIKES: Final[dict[str, tuple[str, ...]]] = {
     "node": ("kill", "stop", "cut", "stall", "cut_lanes", "stall_lanes"),
     "master": ("kill", "stop", "cut", "stall"),
-    "redis": ("kill", "stop"),
+    "redis": ("kill", "stop", "cut", "stall"),
     "client": ("kill", "stop"),
 }
 #: In seconds: how long a process is stopped, away or unheard, at least and at most.
@@ -26,8 +26,8 @@ LASTS_S: Final[dict[str, tuple[float, float]]] = {
     "cut_lanes": (0.0, 0.0),
     "stall_lanes": (0.3, 2.0),
 }
-#: Redis that is away longer than the leader's lease ends its term; mostly it is not.
-REDIS_LASTS_S: Final = (0.05, 2.5)
+#: Redis that is away longer than the leader's lease (2 s) ends its term; mostly it is not.
+REDIS_S_MAX: Final = 2.5
 #: Quiet time at the beginning and before the end.
 QUIET_S: Final = (1.0, 2.0)
 EVENTS_PER_S: Final = 0.6
@@ -60,7 +60,9 @@ def make_plan(seed: int, seconds: float, counts: dict[str, int]) -> list[Strike]
         kind = chance.choice([*free, "client", "client"] if idle else free or ["node"])
         number = chance.choice(idle) if kind == "client" else chance.randrange(counts[kind])
         what = chance.choice(STRIKES[kind])
-        low, high = REDIS_LASTS_S if kind == "redis" else LASTS_S[what]
+        low, high = LASTS_S[what]
+        if kind == "redis":
+            high = min(high, REDIS_S_MAX)
         lasts_s = min(chance.uniform(low, high), max(0.0, seconds - QUIET_S[1] - at_s))
         plan.append(Strike(at_s, kind, number, what, lasts_s))
         if kind == "client":

@@ -8,7 +8,6 @@ same host also map memory.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -91,9 +90,7 @@ class ChaosPool:
             (kind, number): Member(kind, number) for kind in KINDS for number in range(counts[kind])
         }
         self.counts = counts
-        self._ports = {
-            key: free_port() for key, one in self.members.items() if one.kind in ("node", "master")
-        }
+        self._ports = {key: free_port() for key, one in self.members.items() if one.kind != "client"}
         self._births = 0
         self.records: list[Path] = []
 
@@ -158,15 +155,18 @@ class ChaosPool:
             raise NoRedis("redis-server (or valkey-server) is not on the path")
         folder = self.folder / "redis"
         folder.mkdir(exist_ok=True)
-        words = ["--port", "0", "--unixsocket", str(folder / "socket"), "--dir", str(folder), "--save", ""]
+        port = self._ports["redis", 0]
+        words = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
         words += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
         self._run(member, [program, *words, "--loglevel", "warning"])
-        wait_for_socket(folder / "socket", START_S)
+        wait_for_port(port, START_S)
 
     @property
     def redis_url(self) -> str:
-        """Of the run's Redis."""
-        return f"redis+unix://{self.folder}/redis/socket"
+        """Of the run's Redis, behind its proxy."""
+        proxy = self.members["redis", 0].proxy
+        assert proxy is not None
+        return f"redis://{proxy.endpoint}/0"
 
     def _master_words(self, member: Member) -> list[str]:
         assert member.proxy is not None
@@ -225,12 +225,11 @@ class ChaosPool:
         ]
 
 
-def wait_for_socket(path: Path, timeout_s: float) -> None:
-    """Waits until somebody listens on a unix socket; PeerStalled when nobody does in time."""
+def wait_for_port(port: int, timeout_s: float) -> None:
+    """Waits until somebody listens on a loopback port; PeerStalled when nobody does in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
-            sock.connect(os.fspath(path))
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return
         time.sleep(0.02)
-    raise PeerStalled(f"nobody listens on {path}", timeout_ms=timeout_s * 1e3)
+    raise PeerStalled(f"nobody listens on port {port}", timeout_ms=timeout_s * 1e3)
