@@ -95,6 +95,7 @@ class MasterLink:
         failures = 0
         while not self._stop.is_set():
             joins = self._core.counters["joins"]
+            began = time.monotonic()
             try:
                 self._serve(self._addresses[0])
                 failures = 0
@@ -107,7 +108,9 @@ class MasterLink:
                 self.problem = f"{type(problem).__name__}: {problem}"
             with self._lock:
                 self._core.lost()
-            if self._core.counters["joins"] > joins:
+            lasted_ms = (time.monotonic() - began) * MS_PER_S
+            if self._core.counters["joins"] > joins and lasted_ms >= self._config.retry_max_ms:
+                # One that ended at once was no good: another process may have the same name.
                 failures, pause_ms = 0, self._config.retry_first_ms
             failures += 1
             if failures % len(self._addresses) == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,8 @@ class ScriptedMaster:
             self.joins.append(request.params)
             ids = [70 + len(self.joins)] * len(request.params[6])
             result = [self.epoch, 1, ids, KEY, SETTINGS]
+            if self._node not in (0, request.connection):
+                self._port.close_connection(self._node)
             self._node = request.connection
         elif request.method == "node_ack":
             self.acks.append(request.params)
@@ -174,3 +177,18 @@ def test_a_silent_master_is_left(master: ScriptedMaster) -> None:
             until(lambda: len(other.joins) == 1 and node.is_active, node.problem)
     finally:
         other.close()
+
+
+def test_two_nodes_of_one_name_do_not_keep_the_master_busy(master: ScriptedMaster) -> None:
+    config = NodeConfig(
+        addresses=(master.address,),
+        name="node",
+        segment_bytes=SEGMENT_BYTES,
+        retry_first_ms=5,
+        retry_max_ms=400,
+    )
+    with Node(config), Node(config):
+        until(lambda: len(master.joins) >= 10)
+        before = len(master.joins)
+        time.sleep(2.0)
+        assert 1 <= len(master.joins) - before <= 15
