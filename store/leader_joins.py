@@ -108,6 +108,8 @@ class Joins:
                 )
             core.out.epoch_wanted = max(core.out.epoch_wanted, highest + 1)
             raise NotReady(f"the node has seen epoch {highest}; this master raises its own above it first")
+        if old is not None and old.instance != instance:
+            self._check_silent(old)
         self._check_bounds(old, offers)
         if old is None:
             self._meet(highest)
@@ -147,6 +149,13 @@ class Joins:
             core.silent_until_ms = max(core.silent_until_ms, core.now_ms + core.config.location_lease_ms)
         elif core.fresh and not core.rebuilding:
             core.silent_until_ms = 0
+
+    def _check_silent(self, old: NodeRecord) -> None:
+        """A name is another process's only when the one that had it has ended, or says nothing any more."""
+        core = self._core
+        silent_ms = core.now_ms - self._nodes.heard_ms[old.node_id]
+        if old.node_id in core.joins and silent_ms < core.config.suspect_ms:
+            raise NotReady(f"a node named {old.name!r} is in the pool and lives; give this one another name")
 
     def _check_bounds(self, old: NodeRecord | None, offers: Sequence[SegmentOffer]) -> None:
         core = self._core

@@ -46,8 +46,8 @@ class NodeConfig:
 
     #: Masters, in order of preference: "host:port", "/path/of/a/socket" or "@name".
     addresses: tuple[str, ...]
-    #: Name by which the pool knows this node; one that comes back under it replaces the one before.
-    #: "" takes the host name and the process id.
+    #: Name by which the pool knows this node; one that comes back under it replaces the one before, but not
+    #: while that one lives. "" takes the host name and the process id.
     name: str = ""
     #: Name of the machine: copies of an object go to different ones. "" takes the host name.
     host: str = ""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -362,16 +363,17 @@ def test_a_node_follows_the_leader_from_address_to_address(tmp_path: Path) -> No
 
 
 def test_a_node_shares_its_owners_engine(pool: Pool) -> None:
+    config = replace(pool.node.config, name="another")
     with Engine() as engine:
-        node = Node(pool.node.config, engine)  # the same name: it takes the place of the other
+        node = Node(config, engine)
         with node:
             assert node.wait_active(WAIT_S), node.problem()
             assert node.engine is engine
             assert len(engine.regions) == 2
             with pytest.raises(UsageError, match="serves a node already"):
-                Node(pool.node.config, engine)
+                Node(config, engine)
         assert engine.regions == []
-        Node(pool.node.config, engine).close()
+        Node(config, engine).close()
         engine.allocate(4096)
 
 
