@@ -37,8 +37,10 @@ STOP_TIMEOUT_S: Final = 30.0
 #: Bounds on coming back, in seconds: with the journal, and from the nodes' directories alone.
 RETURN_S_MAX: Final = 5.0
 REBUILD_S_MAX: Final = 30.0
-#: A killed master may lose what came in the last linger; in milliseconds, with room for a busy machine.
-LINGER_MS: Final = 50.0
+#: A killed master may lose what came in the last linger, on a busy machine in the last 100 ms (async_ms_max).
+LINGER_MS: Final = 120.0
+#: After a restart no memory is given to puts until nobody can use it any more.
+PUT_WAIT_MS: Final = 30_000
 ADDRESS_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -140,7 +142,8 @@ class Cluster:
 
 def put_all(pool: Any, numbers: range) -> None:
     """Puts a batch; raises when a value is not stored."""
-    results = pool.put_many([key_of(n) for n in numbers], [value_of(n) for n in numbers])
+    keys, values = [key_of(n) for n in numbers], [value_of(n) for n in numbers]
+    results = pool.put_many(keys, values, wait_ms=PUT_WAIT_MS)
     stored = sum(result.stored for result in results)
     if stored < len(numbers):
         raise ResourceError(f"only {stored} of {len(numbers)} values were stored: {results[-1]}")
