@@ -70,6 +70,9 @@ class FileSync:
                 entries = [each for each in found if each.is_file(follow_symlinks=False)]
         except FileNotFoundError:
             return []
+        except OSError as exc:
+            _LOG.error("the journal's folder %s cannot be read: %s", self._folder, exc)
+            return []
         self._seen = {each.name: self._seen[each.name] for each in entries if each.name in self._seen}
         return entries
 

@@ -14,6 +14,7 @@ import pytest
 
 from moonpool.store.errors import JournalUnavailable
 from moonpool.store.private_redis import PrivateRedis, find_server
+from moonpool.store.redis_file_sync import FileSync
 from moonpool.store.redis_link import RedisLink
 
 pytestmark = pytest.mark.skipif(
@@ -83,6 +84,24 @@ def test_a_private_server_in_a_deep_folder(folder: Path) -> None:
     finally:
         one.leave()
     assert not one.alive()
+
+
+def test_files_are_synced_again_after_a_folder_could_not_be_read(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = folder / "appendonlydir"
+    name.touch()  # no folder: reading it fails, as it does without descriptors
+    one = FileSync(name)
+    one.sync()
+    assert one.syncs == 0
+    assert "cannot be read" in caplog.text
+    name.unlink()
+    one.sync()  # gone, which is no fault
+    name.mkdir()
+    (name / "file").write_bytes(b"facts")
+    one.sync()
+    assert one.syncs == 1
+    assert len(caplog.records) == 1
 
 
 def test_the_last_master_to_leave_stops_the_server(folder: Path) -> None:
