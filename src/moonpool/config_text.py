@@ -86,7 +86,11 @@ def from_toml(name: str, declared: object, value: Any) -> Any:
     config.
     """
     if isinstance(value, str):
-        return _READERS[str(declared)](name, value)
+        try:
+            return _READERS[str(declared)](name, value)
+        except UsageError as exc:
+            told = exc.message if exc.field == name else f"config field {name}: {exc.message}"
+            raise UsageError(told, field=name, value=value) from exc
     if isinstance(value, list) and declared == "tuple[str, ...]":
         return tuple(value)
     return value

@@ -75,6 +75,10 @@ def test_the_caller_wins_over_the_environment_and_that_over_the_file(tmp_path: P
         ("[part]\nnope = 1\n", "unknown key 'nope'"),
         ("[part]\nengine = 1\n", "unknown key 'engine'"),
         ("[part\n", "not valid TOML"),
+        ('[part]\nwait_ms = "3 parsecs"\n', "wait_ms: '3 parsecs' is not a duration"),
+        ('[part]\nroom_bytes = "8 floops"\n', "room_bytes: '8 floops' is not a size"),
+        ('[part]\nshare = "half"\n', "field share must be a number"),
+        ('[part]\nwhole = "maybe"\n', "field whole must be one of"),
     ],
 )
 def test_a_wrong_file_is_a_usage_error(tmp_path: Path, text: str, message: str) -> None:
