@@ -196,5 +196,6 @@ def judge(measurements: PoolMeasurements, floors: Iterable[PoolFloor]) -> list[P
         own = measurements.p50(floor.cell, floor.ours)
         other = measurements.p50(floor.cell, floor.other) if floor.other else None
         seen = measurements.ratio(floor.cell, floor.ours, floor.other) if floor.other else own
-        lines.append(PoolLine(floor, seen, own and own.median, other and other.median))
+        p50s = [None if each is None else each.median for each in (own, other)]
+        lines.append(PoolLine(floor, seen, *p50s))
     return lines

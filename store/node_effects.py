@@ -80,7 +80,8 @@ def read_effect(raw: object) -> Effect:
     if reader is None:
         raise ProtocolError(f"the master sent an effect of the unknown type {kind!r}: update this node")
     try:
-        return reader(*raw[1:])
+        effect: Effect = reader(*raw[1:])
+        return effect
     except (TypeError, ValueError) as problem:
         raise ProtocolError(f"the master sent a wrong effect of type {kind}: {problem}") from problem
 
