@@ -24,6 +24,8 @@ from moonpool.units import MS_PER_S
 
 #: How often overdue requests are looked for, and the longest wait of `close` for the accepting thread.
 _LOOK_S: Final = 0.2
+#: Pause after a connection that could not be taken.
+_NO_DESCRIPTOR_S: Final = 0.05
 _METHODS: Final = ("GET", "HEAD")
 
 
@@ -102,7 +104,8 @@ class HttpStatus:
 
     def counters(self) -> dict[str, int]:
         """Requests answered, connections refused for the bound, and requests cut off for their time."""
-        return dict(self._server.counts)
+        with self._server._lock:
+            return dict(self._server.counts)
 
     def close(self) -> None:
         """Stops listening, cuts off requests under way, and joins the threads."""
@@ -127,6 +130,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = True
     allow_reuse_address = True
+    #: Connections that wait to be accepted: one that finds no place here tries again after a second.
+    request_queue_size = 128
 
     def __init__(self, pages: Mapping[str, Callable[[], Page]], config: HttpStatusConfig) -> None:
         self.pages = pages
@@ -146,6 +151,14 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection. Where there is no descriptor for it, it stays and is tried again soon."""
+        try:
+            return self.socket.accept()
+        except OSError:
+            time.sleep(_NO_DESCRIPTOR_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """A thread for the request, unless too many run."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +83,36 @@ def test_a_slow_request_is_cut_off_and_a_flood_refused(server: HttpStatus) -> No
     assert server.counters()["connections_refused"] >= 1
     assert server.counters()["requests_cut_off"] == 2
     assert ask(server, "GET", "/metrics")[0] == 200
+
+
+def test_a_burst_of_connections_waits_for_no_retry_of_the_kernels(server: HttpStatus) -> None:
+    host, _, port = server.address.rpartition(":")
+    began = time.monotonic()
+    burst = [socket.create_connection((host, int(port)), WAIT_S) for _ in range(100)]
+    took = time.monotonic() - began
+    for one in burst:
+        one.close()
+    assert took < 0.9  # a connection that finds the queue full tries again after a second
+
+
+def test_without_descriptors_it_waits_and_does_not_spin(server: HttpStatus) -> None:
+    host, _, port = server.address.rpartition(":")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as one:
+        one.settimeout(WAIT_S)
+        lowest = os.dup(one.fileno())
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+        try:
+            one.connect((host, int(port)))
+            one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            used = time.process_time()
+            time.sleep(0.5)
+            used = time.process_time() - used
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert used < 0.2
+        assert one.recv(64).startswith(b"HTTP/1.0 200")
 
 
 def test_close_ends_its_threads() -> None:
