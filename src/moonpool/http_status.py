@@ -115,7 +115,9 @@ class HttpStatus:
         self._server.shutdown()
         self._server.cut_off(everything=True)
         self._server.server_close()
-        self._thread.join(self.config.request_timeout_ms / MS_PER_S + _LOOK_S)
+        patience_s = self.config.request_timeout_ms / MS_PER_S + _LOOK_S
+        self._thread.join(patience_s)
+        self._server.join(patience_s)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +130,6 @@ class _Server(ThreadingHTTPServer):
     """The listening socket, and what is known of connections under way."""
 
     daemon_threads = True
-    block_on_close = True
     allow_reuse_address = True
     #: Connections that wait to be accepted: one that finds no place here tries again after a second.
     request_queue_size = 128
@@ -139,6 +140,7 @@ class _Server(ThreadingHTTPServer):
         self.counts = {"requests": 0, "connections_refused": 0, "requests_cut_off": 0}
         self._lock = threading.Lock()
         self._ends: dict[socket.socket, float] = {}
+        self._serving: list[threading.Thread] = []
         family, _, _, _, address = socket.getaddrinfo(
             config.bind_host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -171,10 +173,22 @@ class _Server(ThreadingHTTPServer):
         if not taken:
             self.shutdown_request(request)
             return
+        serving = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
         try:
-            super().process_request(request, client_address)
+            serving.start()
         except RuntimeError:  # no thread to be had
             self.shutdown_request(request)
+            return
+        self._serving = [each for each in self._serving if each.is_alive()]
+        self._serving.append(serving)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the threads of requests; to be called when nothing is accepted any more."""
+        end = time.monotonic() + timeout_s
+        for each in self._serving:
+            each.join(max(0.0, end - time.monotonic()))
 
     def shutdown_request(self, request: Any) -> None:
         """The connection is over."""
