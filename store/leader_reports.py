@@ -43,7 +43,7 @@ from moonpool.store.records import (
     extent_bytes,
 )
 from moonpool.store.segment_space import SegmentSpace
-from moonpool.store.sessions import CONFIRMED, TAKEN, TOLD, Join
+from moonpool.store.sessions import CONFIRMED, TAKEN, TOLD, Join, SlotMarks
 from moonpool.units import U32_MAX
 
 _PAGE: Final = 4_096
@@ -76,15 +76,15 @@ class Reports:
         self._nodes.heard_ms[join.node_id] = core.now_ms
         join.reporting[segment_id] = page + 1
         if page == 0:
-            join.confirmed[segment_id] = bytearray(space.slot_count)
+            join.confirmed[segment_id] = SlotMarks()
             join.adopted[segment_id] = {}
             join.passed_on[segment_id] = {}
+        marks = join.confirmed[segment_id]
         for record in records:
-            if join.confirmed[segment_id][record.slot]:
+            if not marks.tell(record.slot):
                 # A slot that is told twice: nothing of it can be believed.
                 self._nodes.reset(segment_id)
                 return [core.counters.epoch]
-            join.confirmed[segment_id][record.slot] = TOLD
             self._take(join, space, record)
             if segment_id not in core.spaces:
                 return [core.counters.epoch]
@@ -304,7 +304,7 @@ class Reports:
                 place = next(each for each in stored.places if each.segment == segment_id)
                 if join.slot_is_anothers(segment_id, place.slot, stored.object_id):
                     self._drop_taken(stored, segment_id)
-                elif not confirmed[place.slot]:
+                elif confirmed[place.slot] in (0, TOLD):
                     self._send_add(join, stored, place)
 
     def _drop_taken(self, stored: StoredObject, segment_id: int) -> None:

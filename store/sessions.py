@@ -11,6 +11,42 @@ from moonpool.store.effects import EffectQueue
 CONFIRMED: Final = 1
 TAKEN: Final = 2
 TOLD: Final = 3
+#: Slots whose marks lie together: few, for a report need not tell of neighbours.
+_MARKS: Final = 512
+
+
+@final
+class SlotMarks:
+    """A mark for each slot, 0 at first. It takes memory for slots that are told, not for all there are."""
+
+    __slots__ = ("_counts", "_pages")
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+        self._counts = [0] * (TOLD + 1)
+
+    def tell(self, slot: int) -> bool:
+        """Marks a slot that had no mark as `TOLD`; False when it had one."""
+        if self[slot]:
+            return False
+        self[slot] = TOLD
+        return True
+
+    def __getitem__(self, slot: int) -> int:
+        page = self._pages.get(slot // _MARKS)
+        return page[slot % _MARKS] if page is not None else 0
+
+    def __setitem__(self, slot: int, mark: int) -> None:
+        page = self._pages.get(slot // _MARKS)
+        if page is None:
+            page = self._pages[slot // _MARKS] = bytearray(_MARKS)
+        self._counts[page[slot % _MARKS]] -= 1
+        self._counts[mark] += 1
+        page[slot % _MARKS] = mark
+
+    def count(self, mark: int) -> int:
+        """How many slots have a mark other than 0."""
+        return self._counts[mark]
 
 
 @final
@@ -45,7 +81,7 @@ class Join:
     #: Segments whose reports are not complete: the next page expected.
     reporting: dict[int, int] = field(default_factory=dict)
     #: For each slot of a reporting segment: what the report said of it so far.
-    confirmed: dict[int, bytearray] = field(default_factory=dict)
+    confirmed: dict[int, SlotMarks] = field(default_factory=dict)
     #: For each reporting segment: the object ids that were adopted, by slot.
     adopted: dict[int, dict[int, int]] = field(default_factory=dict)
 
