@@ -39,6 +39,7 @@ def as_plain(found: ChaosFindings, settings: ChaosSettings) -> dict[str, Any]:
         "gauges": found.gauges,
         "final_hits": found.final_hits,
         "errors": found.verdict.errors,
+        "trails": found.verdict.trails,
         "broken": found.verdict.broken,
         "violations": found.violations,
     }

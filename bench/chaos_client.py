@@ -51,6 +51,11 @@ class ClientSettings:
     think_ms: float = 8.0
 
     @property
+    def who(self) -> str:
+        """Its name in the record: which start of a client, and what kind."""
+        return f"c{self.birth}{'near' if self.is_near else 'far'}{'cached' if self.cached else ''}"
+
+    @property
     def is_near(self) -> bool:
         """Whether it maps the nodes' memory."""
         return "shm" in self.transports
@@ -151,7 +156,7 @@ class ChaosClient:
         began = time.monotonic_ns()
         for key, value in zip(keys, self._pool.get_many(keys), strict=True):
             digest = "" if value is None else content_digest(value.view).hex()
-            self._recorder.note("got", key, began, "miss" if value is None else "hit", digest)
+            self._recorder.note("got", key, began, "miss" if value is None else "hit", digest, "many")
 
     def _view(self) -> None:
         key, number = self._key(), str(self._tag())
@@ -199,7 +204,7 @@ def main() -> None:
     """The process."""
     fields: dict[str, Any] = json.loads(sys.argv[1])
     settings = ClientSettings(**fields)
-    recorder = Recorder(Path(settings.record))
+    recorder = Recorder(Path(settings.record), settings.who)
     with open_pool(settings) as pool:
         os.write(1, b'{"ready": true}\n')
         client = ChaosClient(settings, pool, recorder)

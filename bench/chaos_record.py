@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -18,19 +18,22 @@ from typing import Any, Final, final
 from moonpool.bench.chaos_history import History, HistoryBroken
 
 BROKEN_MAX: Final = 20
+TRAILS_MAX: Final = 3
+TRAIL_LINES: Final = 4_000
 
 
 @final
 class Recorder:
-    """One client's file. Each line is `[time ns, what, ...]`."""
+    """One client's file. Each line is `[time ns, what, who, ...]`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, who: str) -> None:
+        self._who = who
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(self, what: str, *fields: Any) -> int:
         """Writes a line; returns its time."""
         now_ns = time.monotonic_ns()
-        os.write(self._fd, json.dumps([now_ns, what, *fields]).encode() + b"\n")
+        os.write(self._fd, json.dumps([now_ns, what, self._who, *fields]).encode() + b"\n")
         return now_ns
 
     def close(self) -> None:
@@ -66,6 +69,8 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
     #: Gets and views that returned what they must not, the first of them.
     broken: list[str] = field(default_factory=list)
+    #: What was done to the keys of the first broken ones.
+    trails: list[list[list[Any]]] = field(default_factory=list)
     #: An example of each kind of failure.
     errors: dict[str, str] = field(default_factory=dict)
     #: Calls that had begun when their client was killed.
@@ -88,7 +93,7 @@ class _Judge:
 
     def take(self, line: list[Any]) -> None:
         """One line."""
-        at, what, *fields = line
+        at, what, _who, *fields = line
         getattr(self, f"_{what}")(at, *fields)
 
     def _put_began(self, at: int, tag: int, key: str, digest: str) -> None:
@@ -112,7 +117,7 @@ class _Judge:
         if outcome != "unknown":
             self.history.remove_ended(key, ours, at, is_gone=outcome == "gone")
 
-    def _got(self, at: int, key: str, began: int, outcome: str, digest: str) -> None:
+    def _got(self, at: int, key: str, began: int, outcome: str, digest: str, _how: str = "") -> None:
         self.verdict.counts[f"get {outcome}"] += 1
         if outcome == "hit":
             self._judge(key, began, at, digest)
@@ -155,9 +160,19 @@ class _Judge:
         return self.verdict
 
 
-def judge(lines: Iterable[list[Any]]) -> Verdict:
-    """Judges a whole history against invariant 1."""
+def judge(lines: Sequence[list[Any]]) -> Verdict:
+    """Judges a whole history against invariant 1. What was done to a key that broke it is told."""
     running = _Judge()
-    for line in lines:
+    for number, line in enumerate(lines):
+        before = running.verdict.counts["BROKEN"]
         running.take(line)
+        if running.verdict.counts["BROKEN"] > before and len(running.verdict.trails) < TRAILS_MAX:
+            running.verdict.trails.append(_trail(lines, number))
     return running.end()
+
+
+def _trail(lines: Sequence[list[Any]], number: int) -> list[list[Any]]:
+    """The line that broke, and what came before it and after that its key stands in."""
+    key = next((field for field in lines[number][3:] if str(field).startswith("key")), None)
+    around = lines[max(0, number - TRAIL_LINES) : number + TRAIL_LINES // 10]
+    return [line for line in around if key in line or line is lines[number]]

@@ -147,7 +147,7 @@ class ChaosRun:
         reader.recorder.close()
         self.findings.verdict = judge(read_lines(self._pool.records))
         self.findings.final_hits = sum(
-            1 for line in read_lines([reader.path]) if line[1] == "got" and line[4] == "hit"
+            1 for line in read_lines([reader.path]) if line[1] == "got" and line[5] == "hit"
         )
         longest, what = self.findings.verdict.longest
         if longest > CALL_S:
@@ -213,7 +213,7 @@ def _last_reader(settings: ChaosSettings, pool: ChaosPool) -> _LastReader:
         cached=False,
     )
     opened = connect(*about.addresses)
-    recorder = Recorder(path)
+    recorder = Recorder(path, about.who)
     return _LastReader(opened, ChaosClient(about, opened, recorder), recorder, path)
 
 

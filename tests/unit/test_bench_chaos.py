@@ -42,7 +42,7 @@ def test_one_of_a_kind_at_a_time(seed: int, kind: str) -> None:
 
 
 def test_a_record_is_read_back_in_order_and_half_lines_are_left_out(tmp_path: Path) -> None:
-    first, second = Recorder(tmp_path / "a"), Recorder(tmp_path / "b")
+    first, second = Recorder(tmp_path / "a", "c1"), Recorder(tmp_path / "b", "c2")
     first.note("put_began", 1, "k", OLD)
     assert is_within(tmp_path / "a", "put_began")
     second.note("remove_began", "7", "k")
@@ -60,18 +60,18 @@ def test_a_record_is_read_back_in_order_and_half_lines_are_left_out(tmp_path: Pa
 def test_a_good_history_holds() -> None:
     verdict = judge(
         [
-            [1, "put_began", 1, "k", OLD],
-            [2, "got", "k", 0, "miss", ""],
-            [3, "put_ended", 1, "stored", False],
-            [5, "got", "k", 4, "hit", OLD],
-            [6, "put_began", 2, "k", NEW],
-            [7, "got", "k", 6, "hit", OLD],
-            [8, "put_ended", 2, "stored", True],
-            [9, "view_began", "3"],
-            [10, "viewed", "3", "k", 9, NEW],
-            [11, "view_ended", "3", "kept"],
-            [12, "lasted", "view", 0.5],
-            [13, "failed", "get", "DataLost", "no replica"],
+            [1, "put_began", "c1", 1, "k", OLD],
+            [2, "got", "c1", "k", 0, "miss", ""],
+            [3, "put_ended", "c1", 1, "stored", False],
+            [5, "got", "c1", "k", 4, "hit", OLD],
+            [6, "put_began", "c1", 2, "k", NEW],
+            [7, "got", "c1", "k", 6, "hit", OLD],
+            [8, "put_ended", "c1", 2, "stored", True],
+            [9, "view_began", "c1", "3"],
+            [10, "viewed", "c1", "3", "k", 9, NEW],
+            [11, "view_ended", "c1", "3", "kept"],
+            [12, "lasted", "c1", "view", 0.5],
+            [13, "failed", "c1", "get", "DataLost", "no replica"],
         ]
     )
     assert verdict.broken == []
@@ -84,18 +84,18 @@ def test_a_good_history_holds() -> None:
 @pytest.mark.parametrize(
     ("last", "text"),
     [
-        ([9, "got", "k", 6, "hit", OLD], "erased"),
-        ([9, "got", "k", 6, "hit", content_digest(b"torn").hex()], "nobody put"),
-        ([9, "viewed", "3", "k", 6, OLD], "erased"),
-        ([9, "view_ended", "3", "changed"], "changed under a view"),
+        ([9, "got", "c1", "k", 6, "hit", OLD], "erased"),
+        ([9, "got", "c1", "k", 6, "hit", content_digest(b"torn").hex()], "nobody put"),
+        ([9, "viewed", "c1", "3", "k", 6, OLD], "erased"),
+        ([9, "view_ended", "c1", "3", "changed"], "changed under a view"),
     ],
 )
 def test_a_bad_history_is_seen(last: list[object], text: str) -> None:
     history = [
-        [1, "put_began", 1, "k", OLD],
-        [2, "put_ended", 1, "stored", False],
-        [3, "put_began", 2, "k", NEW],
-        [5, "put_ended", 2, "stored", True],
+        [1, "put_began", "c1", 1, "k", OLD],
+        [2, "put_ended", "c1", 1, "stored", False],
+        [3, "put_began", "c1", 2, "k", NEW],
+        [5, "put_ended", "c1", 2, "stored", True],
     ]
     verdict = judge([*history, last])
     assert len(verdict.broken) == 1
@@ -104,5 +104,11 @@ def test_a_bad_history_is_seen(last: list[object], text: str) -> None:
 
 
 def test_what_was_begun_and_not_ended_was_in_the_middle() -> None:
-    verdict = judge([[1, "put_began", 1, "k", OLD], [2, "view_began", "3"], [3, "put_began", 2, "k", NEW]])
+    verdict = judge(
+        [
+            [1, "put_began", "c1", 1, "k", OLD],
+            [2, "view_began", "c1", "3"],
+            [3, "put_began", "c1", 2, "k", NEW],
+        ]
+    )
     assert (verdict.in_mid_put, verdict.in_mid_view) == (2, 1)
