@@ -8,8 +8,9 @@ its way is kept, and ends the term or the connection in the journal's thread (`a
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from moonpool.errors import InternalError
 from moonpool.store.errors import JournalFenced, JournalUnavailable
@@ -18,6 +19,10 @@ from moonpool.store.journal_mailbox import Mailbox
 from moonpool.store.journal_snapshots import SnapshotDuty
 from moonpool.store.journal_term import Term
 from moonpool.store.redis_link import RedisLink
+
+_LOG: Final = logging.getLogger("moonpool.store.journal")
+#: Shortest time between two words on a trouble.
+_SAY_EVERY_NS: Final = 1_000_000_000
 
 
 class Listener(Protocol):
@@ -39,6 +44,8 @@ class LiveTerm:
         self.progress = (0, 0)
         #: Why the journal takes nothing now; "" when it does.
         self.trouble = ""
+        #: The trouble that the log has, and since when.
+        self._said = ("", 0)
         #: Asked for by the loop thread: give the term up, for this reason; raise the epoch above this.
         self.resigned = ""
         self.epoch_asked = -1
@@ -175,4 +182,14 @@ class LiveTerm:
             term.raise_epoch(self.epoch_asked)
             self.epoch_asked = -1
         term.pump(link, now_ns)
+        self._say(term.trouble, now_ns)
         self.progress, self.trouble = (self._number, term.queue.durable), term.trouble
+
+    def _say(self, trouble: str, now_ns: int) -> None:
+        """Another trouble goes to the log, and one that comes and goes now and then only."""
+        trouble = trouble.partition(" script: ")[0]  # which of ours was refused says nothing
+        if trouble and trouble != self._said[0] and now_ns - self._said[1] >= _SAY_EVERY_NS:
+            _LOG.warning("the journal is in trouble: %s", trouble)
+            self._said = (trouble, now_ns)
+        elif not trouble and now_ns - self._said[1] >= _SAY_EVERY_NS:
+            self._said = ("", self._said[1])

@@ -439,7 +439,9 @@ def test_a_damaged_snapshot_is_not_served(
     assert not second.of(Elected)
 
 
-def test_a_full_redis_is_trouble_until_it_has_room(master: Callable[..., Master], link: RedisLink) -> None:
+def test_a_full_redis_is_trouble_until_it_has_room(
+    master: Callable[..., Master], link: RedisLink, caplog: pytest.LogCaptureFixture
+) -> None:
     one = master(queue_bytes_max=64 << 10).lead()
     link.call(b"CONFIG", b"SET", b"maxmemory", 1)
     one.append(5)
@@ -450,6 +452,9 @@ def test_a_full_redis_is_trouble_until_it_has_room(master: Callable[..., Master]
     one.settle()
     assert one.journal.room()
     one.until(lambda: one.journal.trouble == "", "no trouble")
+    told = [each for each in caplog.messages if "in trouble" in each]
+    assert "OOM" in told[0]
+    assert len(told) < 5
 
 
 def test_a_replica_that_is_missing_holds_facts_back(master: Callable[..., Master]) -> None:
