@@ -43,7 +43,8 @@ APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.
 HEADER_ONLY = ("libxxhash", "libibverbs")
 # Modules that use headers of the other folder.
-BOTH_FOLDERS = tuple(f"moonpool.native.table.hot{part}" for part in ("", "_state", "_reads", "_starts", "_ends"))
+HOT_PARTS = ("", "_state", "_reads", "_starts", "_ends")
+BOTH_FOLDERS = tuple(f"moonpool.native.table.hot{part}" for part in HOT_PARTS)
 # C sources compiled into a module beside its .pyx.
 EXTRA_SOURCES: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("xxh3_base.c", "xxh3_avx2.c", "xxh3_avx512.c"),

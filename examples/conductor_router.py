@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 from aiohttp import web
 
 PATHS = ("/v1/completions", "/v1/chat/completions")

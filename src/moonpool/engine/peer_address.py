@@ -1,4 +1,4 @@
-"""Addresses of peers: "host:port", "[::1]:port", or a unix socket: an abstract name "@moonpool/...", or "/a/path".
+"""Addresses of peers: "host:port", "[::1]:port", or a unix socket: "@moonpool/..." (abstract) or "/a/path".
 
 Resolving a host name can take as long as the resolver likes, so it runs beside the caller, who waits no
 longer than its deadline. Addresses in digits never leave the calling thread.

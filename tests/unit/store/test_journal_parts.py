@@ -1,4 +1,4 @@
-"""The pure parts of the journal: groups on their way, answers of Redis, leases, snapshots as pieces, config."""
+"""The pure parts of the journal: groups on their way, answers of Redis, leases, snapshots, config."""
 
 from __future__ import annotations
 

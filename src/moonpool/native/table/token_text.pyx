@@ -1,7 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Token ids out of JSON text, without a Python object for each: what a long prompt's body mostly is."""
 
-cimport cython
 from cpython cimport array
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -20,14 +19,12 @@ cdef inline bint is_digit(unsigned char letter) noexcept nogil:
     return 48 <= letter <= 57
 
 
-@cython.final
-cdef class Run:
-    """Where a list ended and how many numbers it had."""
-
-    cdef Py_ssize_t end, count
+cdef struct Run:  # where a list ended, and how many numbers it had
+    Py_ssize_t end
+    Py_ssize_t count
 
 
-cdef bint scan(const unsigned char* text, Py_ssize_t at, Py_ssize_t end, uint32_t* out, Run run) noexcept nogil:
+cdef bint scan(const unsigned char* text, Py_ssize_t at, Py_ssize_t end, uint32_t* out, Run* run) noexcept nogil:
     """Reads `: [n, n, ...]` into `out`, which has room; False for anything but token ids."""
     cdef uint64_t value
     cdef Py_ssize_t first
@@ -70,14 +67,14 @@ def read_token_list(const unsigned char[::1] text not None, Py_ssize_t start):
 
     None means that it is not a colon and a list of integers from 0 to 2**32 - 1, and says nothing more.
     """
-    cdef Run run = Run.__new__(Run)
+    cdef Run run
     cdef array.array found
     cdef Py_ssize_t size = text.shape[0]
     if start < 0 or start >= size:
         return None
     # A number and its comma are two letters at least.
     found = array.clone(TEMPLATE, (size - start) // 2 + 1, False)
-    if not scan(&text[0], start, size, <uint32_t*>found.data.as_uints, run):
+    if not scan(&text[0], start, size, <uint32_t*>found.data.as_uints, &run):
         return None
     array.resize(found, run.count)
     return found, run.end
