@@ -157,7 +157,7 @@ class ChaosPool:
         folder.mkdir(exist_ok=True)
         port = self._ports["redis", 0]
         words = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
-        words += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
+        words += ["--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]
         self._run(member, [program, *words, "--loglevel", "warning"])
         wait_for_port(port, START_S)
 
