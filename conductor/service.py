@@ -27,7 +27,7 @@ from moonpool.conductor.subscription import Subscription, load_zmq
 from moonpool.config import EngineConfig
 from moonpool.engine.stream_options import tune_listener
 from moonpool.errors import LimitExceeded, MoonpoolError, ResourceError, UsageError
-from moonpool.kernels.warmup import warm_placement
+from moonpool.kernels.warming import warm_placement
 
 logger: Final = logging.getLogger("moonpool.conductor")
 

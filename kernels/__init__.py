@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         stripe_by_rate,
         stripe_evenly,
     )
-    from moonpool.kernels.warmup import warmup
+    from moonpool.kernels.warming import warmup
 
 __all__ = [
     "Paths",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # Where each public name lives, beside striping.
-_HOMES: Final = {"warmup": "moonpool.kernels.warmup"}
+_HOMES: Final = {"warmup": "moonpool.kernels.warming"}
 _STRIPING: Final = "moonpool.kernels.striping"
 
 

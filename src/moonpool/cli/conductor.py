@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,13 +56,12 @@ def command(as_json: bool, **options: Any) -> None:
         else:
             click.echo(f"conductor: http://{address[0]}:{address[1]}")
 
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        return uvloop.run(_main(config, ready))
     import asyncio
 
-    asyncio.run(_main(config, ready))
+    run: Callable[[Any], object] = asyncio.run
+    with contextlib.suppress(ImportError):
+        run = importlib.import_module("uvloop").run
+    run(_main(config, ready))
 
 
 def make_config(options: dict[str, Any]) -> ConductorConfig:
