@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from moonpool.engine.control import SessionInfo
+from moonpool.engine.grants import PROCESS_END_MS
 from moonpool.ids import InstanceId
 
 
@@ -72,6 +73,9 @@ class WriterBook:
                 if heir is not None:
                     heir.handles |= writer.handles
                     del self._writers[session_id]
+                # A killed process closes its sockets a moment before its pidfd tells of its end.
+                if writer.pid in self._pidfds:
+                    self._has_ended(writer.pid, PROCESS_END_MS)
             self._sweep()
 
     def _heir(self, session_id: int, writer: _Writer) -> _Writer | None:
@@ -116,8 +120,8 @@ class WriterBook:
         for pid in [pid for pid in self._pidfds if pid not in needed]:
             os.close(self._pidfds.pop(pid))
 
-    def _has_ended(self, pid: int) -> bool:
+    def _has_ended(self, pid: int, patience_ms: int = 0) -> bool:
         # A pidfd is readable once its process has ended: pidfd_open(2).
         watch = select.poll()
         watch.register(self._pidfds[pid], select.POLLIN)
-        return bool(watch.poll(0))
+        return bool(watch.poll(patience_ms))
