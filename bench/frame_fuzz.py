@@ -271,6 +271,7 @@ def _check_counters(outcome: Outcome) -> None:
         "control_requests_failed": control["failed"],
         "control_hellos_malformed": hellos["malformed"],
         "control_versions_refused": hellos["versions_refused"],
+        "control_kinds_refused": hellos["kinds_refused"],
         "control_instances_refused": hellos["instances_refused"],
         "control_handshakes_timed_out": seen["slow_hello_closed"],
         "control_handler_bugs": 0,

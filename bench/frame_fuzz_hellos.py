@@ -98,6 +98,9 @@ class HelloFuzzer:
             status = handshake.receive(data)
         except ProtocolError:
             return SentHello(data, None, "malformed")
+        if status is Status.COMPLETE and ClientHello.decode(data).kind is ConnectionKind.RPC:
+            # A kind that there is, and that an engine's port does not serve.
+            return SentHello(data, Status.PROTOCOL, "kinds_refused")
         return SentHello(data, status, _REFUSALS.get(status, "completed"))
 
     def _check(self, sock: socket.socket, hello: SentHello) -> None:
