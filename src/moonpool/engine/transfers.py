@@ -129,7 +129,7 @@ class Transfers:
 
     def reap(self) -> None:
         """Let go of submitted batches that have ended, and with them of their buffers and segments."""
-        for key, old in list(self._inflight.items()):
+        for key, old in self._inflight.copy().items():
             if old.done:
                 old.let_go()
                 self._inflight.pop(key, None)
