@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from moonpool.bench.chaos_client import ClientSettings
-from moonpool.bench.chaos_process import Program, module_words
 from moonpool.bench.fault_proxy import FaultProxy
+from moonpool.bench.program import Program, module_words
 from moonpool.errors import MoonpoolError, PeerStalled
 
 MASTERS: Final = 2

@@ -7,19 +7,18 @@ stands the scheduler's decision with booking over 16 instances, which has a floo
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
 from moonpool.bench.interval import Interval, bootstrap_median, paired_ratios
 from moonpool.bench.peers_setup import load_peer
-from moonpool.bench.workers.protocol import WorkerFailed
+from moonpool.bench.program import Program
 
 PEER: Final = "dynamo-1.6.1"
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src"
@@ -56,41 +55,23 @@ class Worker:
     def __init__(self, name: str, python: str, trace: Path | None) -> None:
         arguments = [name, *([str(trace)] if trace else [])]
         self.name = name
-        self._process = subprocess.Popen(
-            [python, "-P", "-c", WORKER, str(SOURCE), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._line()
+        words = [python, "-P", "-c", WORKER, str(SOURCE), *arguments]
+        self._program = Program(f"the worker of {name}", words)
+        try:
+            self._program.wait_line(ROUND_TIMEOUT_S)
+        except BaseException:
+            self._program.kill()
+            raise
 
     def round(self) -> dict[str, float]:
         """All cells once."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        found: dict[str, float] = self._line()
-        return found
-
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise WorkerFailed(f"the worker of {self.name} ended with code {self._process.wait(10)}")
-        found: dict[str, Any] = json.loads(line)
+        self._program.say("")
+        found: dict[str, float] = json.loads(self._program.wait_line(ROUND_TIMEOUT_S))
         return found
 
     def close(self) -> None:
         """Ends the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        try:
-            self._process.wait(ROUND_TIMEOUT_S)
-        finally:
-            self._process.kill()
-            self._process.wait()
+        self._program.kill()
 
 
 def decision_us() -> float:

@@ -13,8 +13,6 @@ import os
 import random
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import click
 
 from moonpool.bench.interval import Interval, bootstrap_median, paired_ratios
-from moonpool.bench.peers_setup import load_peer
+from moonpool.bench.peers_setup import load_peer, with_environment
+from moonpool.bench.program import Program, module_words
 from moonpool.errors import ResourceError
 
 PEER: Final = "dynamo-1.6.1"
@@ -111,11 +110,13 @@ class Publishers:
 class Server:
     """A server process and one connection to it."""
 
-    def __init__(self, command: list[str], port: int, environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
-        )
-        self._socket = self._connect(port)
+    def __init__(self, command: list[str], port: int) -> None:
+        self._program = Program(command[-1], command)
+        try:
+            self._socket = self._connect(port)
+        except BaseException:
+            self._program.kill()
+            raise
 
     def _connect(self, port: int) -> socket.socket:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -123,7 +124,7 @@ class Server:
             try:
                 sock = socket.create_connection(("127.0.0.1", port), timeout=START_TIMEOUT_S)
             except OSError as exc:
-                if time.monotonic() > deadline or self._process.poll() is not None:
+                if time.monotonic() > deadline or not self._program.is_alive:
                     raise ResourceError(f"the server does not listen on port {port}") from exc
                 time.sleep(0.05)
             else:
@@ -132,7 +133,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """CPU seconds that the server has used."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{self._program.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def post(self, path: str, body: bytes, kind: str = "application/json") -> bytes:
@@ -165,12 +166,7 @@ class Server:
     def close(self) -> None:
         """Ends the process."""
         self._socket.close()
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._program.stop()
 
 
 def free_port() -> int:
@@ -185,7 +181,7 @@ def free_port() -> int:
 def moonpool_server(endpoints: list[str]) -> Iterator[Server]:
     """Ours, with all engines registered."""
     port = free_port()
-    server = Server([sys.executable, "-P", "-m", "moonpool.cli", "conductor", "--port", str(port)], port, {})
+    server = Server(module_words("moonpool.cli", "conductor", "--port", str(port)), port)
     try:
         for engine, endpoint in enumerate(endpoints):
             body = {"instance_id": str(engine), "modelname": "m", "block_size": BLOCK_TOKENS}
@@ -199,8 +195,8 @@ def moonpool_server(endpoints: list[str]) -> Iterator[Server]:
 def dynamo_server(endpoints: list[str], python: str) -> Iterator[Server]:
     """Dynamo's standalone indexer, likewise."""
     port = free_port()
-    command = [python, "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
-    server = Server(command, port, {"DYN_LOG": "error"})
+    indexer = [python, "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
+    server = Server(with_environment(indexer, {"DYN_LOG": "error"}), port)
     try:
         for engine, endpoint in enumerate(endpoints):
             body = {"instance_id": engine + 1, "model_name": "m", "block_size": BLOCK_TOKENS}

@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,9 +25,12 @@ from typing import Any, Final, final
 import click
 
 import moonpool
+from moonpool.bench.program import Program, module_words
 from moonpool.errors import MoonpoolError, ResourceError
 
 VALUE_BYTES: Final = 512
+#: How long puts go on before the master is killed among them, at least.
+WRITING_S: Final = 1.0
 BATCH_KEYS: Final = 500
 NODE_BYTES_A_KEY: Final = 6_144
 SAMPLE_KEYS: Final = 5_000
@@ -44,38 +46,16 @@ PUT_WAIT_MS: Final = 30_000
 ADDRESS_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
-@final
-class Serving:
+def serving(*arguments: str) -> Program:
     """A `moonpool master` or `moonpool node` process that has said it serves."""
-
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-P", "-m", "moonpool.cli", *arguments, "--json", "--log", "error"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise ResourceError(f"moonpool {arguments[0]} ended with code {self.process.wait()}")
-        self.facts: dict[str, Any] = json.loads(line)
-
-    def kill(self) -> None:
-        """As the kernel kills: at once."""
-        self.process.kill()
-        self._reap()
-
-    def stop(self) -> None:
-        """Asks it to end; idempotent."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        self._reap()
-
-    def _reap(self) -> None:
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+    words = module_words("moonpool.cli", *arguments, "--json", "--log", "error")
+    program = Program(f"moonpool {arguments[0]}", words)
+    try:
+        program.wait_line(START_TIMEOUT_S)
+    except BaseException:
+        program.kill()
+        raise
+    return program
 
 
 def key_of(number: int) -> bytes:
@@ -105,11 +85,11 @@ class Cluster:
         # A node has a directory slot for every 4 KiB.
         self._memory = max(64 << 20, keys * NODE_BYTES_A_KEY)
         self.master = self.start_master()
-        self.node = Serving("node", "--master", self.address, "--memory", str(self._memory))
+        self.node = serving("node", "--master", self.address, "--memory", str(self._memory))
 
-    def start_master(self) -> Serving:
+    def start_master(self) -> Program:
         """A master on this cluster's data."""
-        return Serving("master", "--listen", self.address, "--data-dir", str(self.data))
+        return serving("master", "--listen", self.address, "--data-dir", str(self.data))
 
     def connect(self) -> Any:
         """A client's pool."""
@@ -197,6 +177,8 @@ def killed_while_writing(cluster: Cluster, first: int, count: int) -> tuple[dict
     acknowledged: list[tuple[float, int]] = []
     with cluster.connect() as pool:
         for batch in batches(first, first + count):
+            # Spread over a time that is long beside the limit: else nothing would be old enough to be judged.
+            time.sleep(WRITING_S * BATCH_KEYS / count)
             put_all(pool, batch)
             acknowledged.append((time.monotonic(), batch.stop))
         killed = time.monotonic()

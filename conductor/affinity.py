@@ -81,8 +81,9 @@ class WorkBoundedAffinity(Stateless):
         found = np.empty((COST_ROWS, len(self._ties)))
         held = np.ascontiguousarray(view.held[-1])
         prompt = (float(view.tokens), float(now))
-        count, best = affinity_costs(held, beliefs.standing, self._rules, prompt, (found, self._ties))
-        view.know(found[QUEUE], found[WORK], best)
+        room = (found, self._ties)
+        count, best, fewest = affinity_costs(held, beliefs.standing, self._rules, prompt, room)
+        view.know(found[QUEUE], found[WORK], (best, fewest))
         tie = 0 if count == 1 else int(beliefs.random.random() * count)
         at = self._ties.item(tie)
         if found.item(FETCH, at):

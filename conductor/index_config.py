@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, final
 
-from moonpool.errors import UsageError
+from moonpool.config_ranges import check_ranges
 from moonpool.units import MIB, U64_MAX
 
 _RANGES: Final[dict[str, tuple[int, int]]] = {
@@ -36,15 +36,6 @@ class IndexConfig:
     table_seed: int | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name == "table_seed":
-                low, high, valid = 0, U64_MAX, value is None or isinstance(value, int)
-            else:
-                (low, high), valid = _RANGES[each.name], isinstance(value, int)
-            if not valid or (value is not None and not low <= value <= high):
-                raise UsageError(
-                    f"{each.name} must be from {low} to {high}; got {value!r}",
-                    field=each.name,
-                    value=repr(value),
-                )
+        check_ranges(self, _RANGES)
+        if self.table_seed is not None:
+            check_ranges(self, {"table_seed": (0, U64_MAX)})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
 from moonpool.conductor.index_config import IndexConfig
 from moonpool.conductor.scheduler_config import SchedulerConfig
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.units import MIB, U64_MAX
 
@@ -68,16 +69,7 @@ class ConductorConfig:
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(block_tokens=16))
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if each.name not in _RANGES:
-                continue
-            (low, high), value = _RANGES[each.name], getattr(self, each.name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise UsageError(
-                    f"{each.name} must be from {low} to {high}; got {value!r}",
-                    field=each.name,
-                    value=repr(value),
-                )
+        check_ranges(self, _RANGES)
         if self.token and len(self.token.encode()) < TOKEN_BYTES_MIN:
             raise UsageError(
                 f"a token has {TOKEN_BYTES_MIN} bytes or more (make one with `openssl rand -hex 32`)",

@@ -132,9 +132,10 @@ class View:
             self._least_blocks = int(self.local.min())
         return self._least_blocks
 
-    def know(self, queue_s: F64, local_prefill_s: F64, best: int) -> None:
-        """Takes what a policy's kernel has computed already."""
-        self._queue_s, self._local_prefill_s, self._best = queue_s, local_prefill_s, best
+    def know(self, queue_s: F64, local_prefill_s: F64, matches: tuple[int, int]) -> None:
+        """Takes what a policy's kernel has computed already; `matches` are `best` and `least_blocks`."""
+        self._queue_s, self._local_prefill_s = queue_s, local_prefill_s
+        self._best, self._least_blocks = matches
 
     def cached_tokens(self, blocks: I32 | int) -> F64:
         """Tokens that so many leading blocks save; the last token is always computed."""

@@ -149,12 +149,12 @@ def _near_equals(s: Standing, r: Rules, out: F64, ties: I64) -> int:
 @jit
 def affinity_costs(
     held: I32, s: Standing, r: Rules, prompt: tuple[float, float], room: tuple[F64, I64]
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Costs of placing a prompt on each candidate.
 
     `held` is int32[n]: leading blocks that each instance has. `prompt` is (tokens, now). Writes `room[0]`,
     float64[COST_ROWS, p], and into `room[1]`, int64[p], the positions that are equally good. Returns how many
-    those are, and the instance with the longest match.
+    those are, the instance with the longest match, and how many blocks every candidate has.
     """
     tokens, now = prompt
     out, ties = room
@@ -197,4 +197,4 @@ def affinity_costs(
         if r.mixed:
             cost += _burden(s, r, i, j, tokens, cached, step_s)
         out[COST, j], out[QUEUE, j], out[WORK, j], out[FETCH, j] = cost, queue, work, fetch
-    return _near_equals(s, r, out, ties), source
+    return _near_equals(s, r, out, ties), source, fewest

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final, final
 
 from moonpool.config import EngineConfig
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.units import GIB, KIB, MIB
 
@@ -119,10 +120,7 @@ class ClientConfig:
     hedges_max: int = 16
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise UsageError(f"{name} must be from {low} to {high}; it is {value!r}", field=name)
+        check_ranges(self, _RANGES)
         if not isinstance(self.addresses, tuple) or not all(
             isinstance(address, str) and address for address in self.addresses
         ):

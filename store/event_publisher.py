@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import NameInUse, ProtocolError, UsageError
 from moonpool.events import ObjectEvent
 from moonpool.units import MIB
@@ -33,6 +34,16 @@ from moonpool.wire.object_events import (
 #: Longest message that a reader may send to the replay socket.
 _REQUEST_BYTES_MAX: Final = 256
 _JOIN_S: Final = 5.0
+
+
+_RANGES: Final = {
+    "queue_batches_max": (1, 1 << 20),
+    "replay_batches_max": (1, 1 << 20),
+    "replay_bytes_max": (1, 1 << 34),
+    "answer_batches_max": (1, 1 << 20),
+    "reader_messages_max": (1, 1 << 20),
+    "close_ms": (1, 60_000),
+}
 
 
 @final
@@ -63,17 +74,7 @@ class EventPublisherConfig:
     def __post_init__(self) -> None:
         if not self.endpoint:
             raise UsageError("events need an endpoint such as tcp://127.0.0.1:5557", field="endpoint")
-        for name, high in (
-            ("queue_batches_max", 1 << 20),
-            ("replay_batches_max", 1 << 20),
-            ("replay_bytes_max", 1 << 34),
-            ("answer_batches_max", 1 << 20),
-            ("reader_messages_max", 1 << 20),
-            ("close_ms", 60_000),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= high:
-                raise UsageError(f"{name} must be from 1 to {high}; it is {value!r}", field=name)
+        check_ranges(self, _RANGES)
 
 
 def load_zmq() -> Any:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, final
 
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.store.redis_link import RedisAddress
 from moonpool.units import GIB, KIB, MIB
@@ -80,10 +81,7 @@ class JournalConfig:
     start_timeout_ms: int = 60_000
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise UsageError(f"{name} must be from {low} to {high}; it is {value!r}", field=name)
+        check_ranges(self, _RANGES)
         if not _PREFIX.match(self.prefix):
             raise UsageError(
                 f"prefix must be 1 to 64 of A-Z a-z 0-9 . _ -; it is {self.prefix!r}", field="prefix"

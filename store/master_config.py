@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, final
 
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.units import KIB, MIB
 
@@ -136,13 +137,7 @@ class MasterConfig:
     report_page_bytes: int = MIB
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name in _RANGES:
-                low, high = _RANGES[each.name]
-                right = float if each.type == "float" else int
-                if type(value) not in (right, int) or not low <= value <= high:
-                    raise _wrong(each.name, value, f"must be from {low} to {high}")
+        check_ranges(self, _RANGES)
         if self.durability not in ("async", "sync"):
             raise _wrong("durability", self.durability, "must be 'async' or 'sync'")
         if type(self.events) is not bool:

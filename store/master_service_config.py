@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from moonpool.config import SECRET_BYTES_MAX, SECRET_BYTES_MIN
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.http_status import HttpStatusConfig
 from moonpool.rpc.limits import ServerLimits
@@ -61,5 +62,4 @@ class MasterServiceConfig:
             raise UsageError(
                 f"the secret must have {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes", field="secret"
             )
-        if not 100 <= self.close_timeout_ms <= 600_000:
-            raise UsageError("close_timeout_ms must be from 100 to 600000", field="close_timeout_ms")
+        check_ranges(self, {"close_timeout_ms": (100, 600_000)})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from moonpool.config import EngineConfig
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.events import Tier
 from moonpool.http_status import HttpStatusConfig
@@ -97,12 +98,7 @@ class NodeConfig:
     released_per_ack_max: int = 16_384
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.name in _RANGES:
-                low, high = _RANGES[one.name]
-                value = getattr(self, one.name)
-                if type(value) is not int or not low <= value <= high:
-                    raise UsageError(f"{one.name}={value!r} must be from {low} to {high}", field=one.name)
+        check_ranges(self, _RANGES)
         if not 1 <= len(self.addresses) <= ADDRESSES_MAX:
             raise UsageError(f"a node has 1 to {ADDRESSES_MAX} masters", field="addresses")
         if any(not text or any(letter.isspace() for letter in text) for text in self.addresses):

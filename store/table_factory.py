@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.native.table.directory_slots_reference import ReferenceSlots
 from moonpool.native.table.extents_reference import ReferenceExtents
@@ -13,6 +15,15 @@ from moonpool.native.table.objects_reference import ReferenceObjectTable
 from moonpool.native.table.open_puts_reference import ReferenceOpenPuts
 from moonpool.native.table.queues_reference import POLICIES
 from moonpool.store.tables import Extents, ObjectTable, OpenPuts, Slots
+from moonpool.units import U64_MAX
+
+_RANGES: Final = {
+    "objects_max": (1, 1 << 30),
+    "ghosts_max": (1, 1 << 24),
+    "open_puts_max": (1, 1 << 24),
+    "open_entries_max": (1, 1 << 28),
+    "hash_seed": (0, U64_MAX),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +48,7 @@ class TableConfig:
             raise UsageError(
                 f"policy must be one of {', '.join(POLICIES)}", field="policy", value=self.policy
             )
-        for name, top in (("objects_max", 1 << 30), ("ghosts_max", 1 << 24)):
-            self._check(name, top)
-        self._check("open_puts_max", 1 << 24)
-        self._check("open_entries_max", 1 << 28)
-        if not 0 <= self.hash_seed < 1 << 64:
-            raise UsageError("hash_seed is 64 bits", field="hash_seed")
-
-    def _check(self, name: str, top: int) -> None:
-        value = getattr(self, name)
-        if not 1 <= value <= top:
-            raise UsageError(f"{name} must be from 1 to {top}", field=name, value=str(value))
+        check_ranges(self, _RANGES)
 
 
 @dataclass(frozen=True, slots=True)

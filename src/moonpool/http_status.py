@@ -18,7 +18,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple, Self, final
 
-from moonpool.errors import ResourceError, UsageError
+from moonpool.config_ranges import check_ranges
+from moonpool.errors import ResourceError
 from moonpool.metrics import CONTENT_TYPE
 from moonpool.units import MS_PER_S
 
@@ -64,10 +65,7 @@ class HttpStatusConfig:
 
     def __post_init__(self) -> None:
         ranges = {"port": (0, 65_535), "connections_max": (1, 1_024), "request_timeout_ms": (1, 3_600_000)}
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise UsageError(f"{name}={value} must be from {low} to {high}", field=name)
+        check_ranges(self, ranges)
 
 
 @final

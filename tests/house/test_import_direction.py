@@ -13,6 +13,7 @@ VOCABULARY = frozenset(
         "errors",
         "config",
         "config_text",
+        "config_ranges",
         "config_sections",
         "units",
         "ids",

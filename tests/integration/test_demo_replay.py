@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.terminal import run_on_terminal
 
 from moonpool.cli.demonstration.block_bytes import hash_of, key_of
 from moonpool.cli.demonstration.child_process import ChildProcess
@@ -180,28 +180,9 @@ def test_a_child_that_does_not_speak_json_is_reported() -> None:
 
 
 def test_on_a_terminal_the_table_is_redrawn() -> None:
-    master, slave = os.openpty()
     words = ["--requests", "150", "--block", "16KiB", "--workers", "2"]
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "moonpool.cli", "demo", *words],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
-        )
-    finally:
-        os.close(slave)
-    shown = b""
-    with child, os.fdopen(master, "rb", buffering=0) as terminal:
-        try:
-            while piece := terminal.read(65536):
-                shown += piece
-        except OSError as exc:
-            if exc.errno != errno.EIO:  # how a pseudo terminal says that its last writer is gone
-                raise
-        assert child.wait(timeout=60) == 0, shown
-    text = shown.decode()
+    code, text = run_on_terminal("demo", *words)
+    assert code == 0, text
     assert "of 150 requests" in text, "drawn while it runs"
     assert "generated, seed 0: 150 requests" in text
     assert " 0 wrong blocks" in text

@@ -175,6 +175,8 @@ def test_a_silent_master_is_left(master: ScriptedMaster) -> None:
         with joined(master.address, other.address) as node:
             master.answers = False
             until(lambda: len(other.joins) == 1 and node.is_active, node.problem)
+            assert node.problem() == ""
+            assert len(master.joins) == 1, "the silent one was not asked again"
     finally:
         other.close()
 

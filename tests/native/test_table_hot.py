@@ -323,14 +323,20 @@ def test_garbage_changes_nothing(method: int) -> None:
         PUT_END: [put_id, [[0, bytes(16), b""], [1, bytes(16), b"12345678"]]],
     }[method]
     data = pack(whole)
+    outcomes = set()
     for _ in range(3_000):
         bent = bytearray(data)
         for _ in range(source.randrange(3)):
             bent[source.randrange(len(bent))] = source.randrange(256)
-        core.raw(method, bytes(bent[: source.randrange(len(bent) + 1)]))
+        before = core.fingerprint()
+        answered = core.raw(method, bytes(bent[: source.randrange(len(bent) + 1)])) is not None
+        outcomes.add(answered)
+        if not answered:
+            assert core.fingerprint() == before, "what is not answered has changed nothing"
         core.hot.take()
     core.fingerprint()
     print(f"seed {seed}")
+    assert outcomes == {True, False}, "requests of both kinds were met"
 
 
 def test_numbers_are_those_of_the_ciphers_papers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.terminal import run_on_terminal
 
 from moonpool.cli import main
 from moonpool.cli.demonstration import target_process, traffic
@@ -199,38 +199,8 @@ def test_demo_text_of_one_transport() -> None:
 
 
 def test_demo_on_a_terminal_redraws_its_table() -> None:
-    master, slave = os.openpty()
-    try:
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "moonpool.cli",
-                "demo",
-                "engine",
-                "--seconds",
-                "1",
-                "--transport",
-                "shm",
-            ],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
-        )
-    finally:
-        os.close(slave)
-    shown = b""
-    with child, os.fdopen(master, "rb", buffering=0) as terminal:
-        try:
-            while piece := terminal.read(65536):
-                shown += piece
-        except OSError as exc:
-            if exc.errno != errno.EIO:  # how a pseudo terminal says that its last writer is gone
-                raise
-        assert child.wait(timeout=60) == 0, shown
-    text = shown.decode()
+    code, text = run_on_terminal("demo", "engine", "--seconds", "1", "--transport", "shm")
+    assert code == 0, text
     assert text.count("every byte checked") > 1, "drawn while running, and at the end"
     assert "\x1b[" in text
     assert " 0 wrong bytes" in text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
-from moonpool.errors import UsageError
+from moonpool.config_ranges import check_ranges
 from moonpool.units import KIB, MIB
 from moonpool.wire.rpc import FRAME_BYTES_MAX
 
@@ -72,7 +72,7 @@ class ServerLimits:
     handshake_ms: int = 2_000
 
     def __post_init__(self) -> None:
-        _check_ranges(self, _SERVER_RANGES)
+        check_ranges(self, _SERVER_RANGES)
 
 
 @final
@@ -101,11 +101,4 @@ class ClientLimits:
     calls_max: int = 4_096
 
     def __post_init__(self) -> None:
-        _check_ranges(self, _CLIENT_RANGES)
-
-
-def _check_ranges(limits: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
-    for name, (least, most) in ranges.items():
-        value = getattr(limits, name)
-        if type(value) is not int or not least <= value <= most:
-            raise UsageError(f"{name} must be from {least} to {most}, not {value!r}", field=name)
+        check_ranges(self, _CLIENT_RANGES)

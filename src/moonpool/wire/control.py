@@ -34,6 +34,7 @@ from moonpool.errors import (
     status_of,
 )
 from moonpool.units import MIB, U64_MAX
+from moonpool.wire.nesting import check_depth
 
 #: The wire's own bound on one frame; an end may set a lower one for what it receives.
 FRAME_BYTES_MAX: Final = 16 * MIB
@@ -274,22 +275,8 @@ def _unpack(body: bytes, limits: ControlLimits) -> Any:
     # TypeError and RecursionError come from the pure Python msgpack, on unhashable keys and deep nesting.
     except (ValueError, TypeError, RecursionError) as exc:
         raise ProtocolError(f"a control frame is not the MessagePack of version 1: {exc}") from exc
-    _check_depth(outer, limits.depth_max)
+    check_depth(outer, limits.depth_max)
     return outer
-
-
-def _check_depth(outer: Any, depth_max: int) -> None:
-    level = [outer] if isinstance(outer, list | dict) else []
-    for _ in range(depth_max):
-        level = [
-            item
-            for container in level
-            for item in (container.values() if isinstance(container, dict) else container)
-            if isinstance(item, list | dict)
-        ]
-        if not level:
-            return
-    raise ProtocolError(f"a control frame nests more than {depth_max} lists and maps")
 
 
 def _request_id(value: Any) -> int:

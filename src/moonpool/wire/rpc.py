@@ -25,6 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from moonpool.errors import LimitExceeded, ProtocolError, UsageError
 from moonpool.units import MIB, U64_MAX
+from moonpool.wire.nesting import check_depth
 
 FRAME_BYTES_MAX: Final = 16 * MIB
 LENGTH_BYTES: Final = 4
@@ -120,7 +121,7 @@ def unpack_value(data: bytes) -> Any:
     # Map keys that are lists, texts that are no UTF-8, deep nesting (pure Python msgpack), cut off bytes.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"this is not the MessagePack of the rpc: {exc}") from exc
-    _check_depth(value)
+    check_depth(value, DEPTH_MAX)
     return value
 
 
@@ -204,20 +205,6 @@ def _as_array(message: RpcMessage) -> list[Any]:
             return [_REPLY, message.message_id, told, message.result]
         case RpcPush():
             return [_PUSH, message.method, list(message.params)]
-
-
-def _check_depth(value: Any) -> None:
-    level = [value] if isinstance(value, list | dict) else []
-    for _ in range(DEPTH_MAX):
-        level = [
-            item
-            for container in level
-            for item in (container.values() if isinstance(container, dict) else container)
-            if isinstance(item, list | dict)
-        ]
-        if not level:
-            return
-    raise ProtocolError(f"lists and maps nest more than {DEPTH_MAX} deep")
 
 
 def _message_id(value: Any) -> int:

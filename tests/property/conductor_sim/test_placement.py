@@ -91,3 +91,4 @@ def test_the_kernel_chooses_as_plain_numpy_does(seed: int) -> None:
         np.testing.assert_allclose(view.queue_s, again.queue_s, rtol=1e-12)
         np.testing.assert_allclose(view.local_prefill_s, again.local_prefill_s, rtol=1e-12)
         assert view.best == again.best
+        assert view.least_blocks == again.least_blocks

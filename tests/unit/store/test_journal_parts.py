@@ -201,12 +201,19 @@ class TestAnswers:
 
     @given(st.lists(st.binary(max_size=40), max_size=6))
     def test_any_bytes_give_answers_or_an_error(self, pieces: list[bytes]) -> None:
-        parser = AnswerParser()
-        try:
-            for piece in pieces:
-                parser.feed(piece)
-        except ProtocolError:
-            pass
+        """However the bytes are cut: the same answers in the same order, or an error both times."""
+
+        def answers(parts: list[bytes]) -> list[object] | None:
+            parser = AnswerParser()
+            found: list[object] = []
+            try:
+                for part in parts:
+                    found += parser.feed(part)
+            except ProtocolError:
+                return None
+            return found
+
+        assert repr(answers(pieces)) == repr(answers([b"".join(pieces)]))
 
     @given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
     def test_a_command_reads_back_as_an_array(self, words: list[bytes]) -> None:

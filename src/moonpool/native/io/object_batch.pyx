@@ -35,6 +35,15 @@ cdef class Kept:
         self.things = None
 
 
+cdef int entrust(Batch batch, object things, uint64_t deadline_ns) except -1:
+    """Begin a batch over memory that `things` own: its addresses are taken as they are."""
+    batch.holds = Kept(things)
+    batch.raw.trusted = 1
+    batch.raw.started_ns = mp_now_ns()
+    batch.raw.deadline_ns = deadline_ns
+    return 0
+
+
 def object_batch(int op, things, local, region, offset, length, bint digest, uint64_t timeout_ns) -> Batch:
     """A batch over memory that `things` own: addresses are taken as they are, so the caller must have made them.
 
@@ -43,10 +52,7 @@ def object_batch(int op, things, local, region, offset, length, bint digest, uin
     cdef uint64_t n = 1 if isinstance(local, int) else len(local)
     cdef Batch batch = Batch(op, n)
     batch.fill(local, region, offset, length, None, digest)
-    batch.holds = Kept(things)
-    batch.raw.trusted = 1
-    batch.raw.started_ns = mp_now_ns()
-    batch.raw.deadline_ns = batch.raw.started_ns + timeout_ns
+    entrust(batch, things, mp_now_ns() + timeout_ns)
     return batch
 
 

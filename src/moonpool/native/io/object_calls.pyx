@@ -21,7 +21,7 @@ from moonpool.native.io.batch cimport (
 )
 from moonpool.native.io.copying cimport DIGEST_CHUNK, digest_chunks, root_of
 from moonpool.native.io.guard cimport mp_now_ns
-from moonpool.native.io.object_batch cimport Kept
+from moonpool.native.io.object_batch cimport entrust
 from moonpool.native.io.rpc_codec cimport LookupReply, reply_entry
 from moonpool.native.io.segment cimport NativeSegment, segment_run
 
@@ -326,10 +326,7 @@ cdef class Plan:
             return
         batch = Batch(OP_READ, group.n)
         batch.fill(0, group.data, 0, 0, None, False)
-        batch.holds = Kept(things)
-        batch.raw.trusted = 1
-        batch.raw.started_ns = mp_now_ns()
-        batch.raw.deadline_ns = batch.raw.started_ns + timeout_ns
+        entrust(batch, things, mp_now_ns() + timeout_ns)
         if self.hashed:
             batch.raw.digest_at = <uint64_t*>malloc((<size_t>group.n + 1) * 8)
             batch.raw.digest = <uint64_t*>malloc((group.total // DIGEST_CHUNK + group.n + 1) * 8)

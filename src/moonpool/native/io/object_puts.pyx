@@ -6,8 +6,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 from moonpool.native.io.batch cimport COMPLETE, OP_WRITE, Batch
 from moonpool.native.io.copying cimport DIGEST_CHUNK, digest_chunks, root_of
-from moonpool.native.io.guard cimport mp_now_ns
-from moonpool.native.io.object_batch cimport Kept
+from moonpool.native.io.object_batch cimport entrust
 from moonpool.native.io.rpc_codec cimport PutReply, place_entry, reply_entry
 
 from moonpool.errors import OutOfMemory, UsageError
@@ -119,10 +118,7 @@ cdef class PutPlan:
             return
         batch = Batch(OP_WRITE, group.n)
         batch.fill(0, group.data, 0, 0, None, False)
-        batch.holds = Kept(things)
-        batch.raw.trusted = 1
-        batch.raw.started_ns = mp_now_ns()
-        batch.raw.deadline_ns = stop_ns
+        entrust(batch, things, stop_ns)
         batch.raw.grants = <uint8_t*>malloc(<size_t>group.n * GRANT_BYTES)
         if batch.raw.grants == NULL:
             raise OutOfMemory("no memory for grants")

@@ -28,23 +28,23 @@ cdef class PlacesReply:
     cdef reply_entry* entries
     cdef place_entry* places
     cdef uint32_t n_entries, n_places, room
-    cdef int read(self, const uint8_t* data, size_t n, uint32_t expected) except -1
     cdef int read_places(self, void* reader, reply_entry* entry, bint granted) except -1
     cdef int allocate(self, uint32_t n) except -1
     cdef reply_entry* entry_at(self, Py_ssize_t index) except NULL
     cdef tuple places_of(self, reply_entry* entry, bint granted)
-    cdef bytes codes_column(self)
-    cdef object ids_column(self)
+    cdef object entry_column(self, const void* field, size_t size, str form)
+    cdef object place_column(self, const void* field, size_t size, str form)
 
 cdef class LookupReply(PlacesReply):
-    pass
+    cdef int read(self, const uint8_t* data, size_t n, uint32_t expected) except -1
 
 cdef class PutReply(PlacesReply):
     cdef readonly uint64_t put_id
     cdef readonly uint64_t remaining_ms
+    cdef int read(self, const uint8_t* data, size_t n, uint32_t expected) except -1
 
 cdef class EndReply(PlacesReply):
-    pass
+    cdef int read(self, const uint8_t* data, size_t n, uint32_t expected) except -1
 
 cdef object listed(keys)
 cdef uint64_t as_number(value) except? 0xdeadbeefdeadbeef

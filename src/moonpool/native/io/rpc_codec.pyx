@@ -245,6 +245,20 @@ cdef bytes read_exists(const uint8_t* data, size_t n, uint32_t expected):
     return (<const char*>found)[:size]
 
 
+cdef reply_entry ENTRY       # where the fields of these lie is all that is asked of them
+cdef place_entry PLACE
+
+
+cdef object gathered(const char* first, uint32_t n, size_t stride, size_t size, str form):
+    """A field of `size` bytes out of each of n structures: a memoryview of that form, or bytes where it is ""."""
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(n * size))
+    cdef char* out = PyBytes_AS_STRING(made)
+    cdef uint32_t k
+    for k in range(n):
+        memcpy(out + k * size, first + k * stride, size)
+    return memoryview(made).cast(form) if form else made
+
+
 cdef class PlacesReply:
     """What the replies of `lookup`, `put_start` and `put_end` share: entries in the order of the keys, and places.
 
@@ -265,9 +279,6 @@ cdef class PlacesReply:
             raise MemoryError
         self.n_entries = n
         return 0
-
-    cdef int read(self, const uint8_t* data, size_t n, uint32_t expected) except -1:
-        raise NotImplementedError
 
     cdef int read_places(self, void* reader, reply_entry* entry, bint granted) except -1:
         """-1 (raised) or 0; counts what it took into the entry."""
@@ -320,60 +331,39 @@ cdef class PlacesReply:
                 found.append((place.segment, place.offset, place.slot))
         return tuple(found)
 
+    cdef object entry_column(self, const void* field, size_t size, str form):
+        """A field of all entries; `field` is that of ENTRY."""
+        cdef size_t at = <size_t>(<const char*>field - <const char*>&ENTRY)
+        if self.n_entries == 0:
+            return memoryview(b"").cast(form) if form else b""
+        return gathered(<const char*>self.entries + at, self.n_entries, sizeof(reply_entry), size, form)
+
+    cdef object place_column(self, const void* field, size_t size, str form):
+        """A field of all places; `field` is that of PLACE."""
+        cdef size_t at = <size_t>(<const char*>field - <const char*>&PLACE)
+        if self.n_places == 0:
+            return memoryview(b"").cast(form) if form else b""
+        return gathered(<const char*>self.places + at, self.n_places, sizeof(place_entry), size, form)
+
     @property
     def place_counts(self) -> memoryview:
         """uint32: places of each entry."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_entries * 4)
-        cdef uint32_t* column = <uint32_t*>PyBytes_AS_STRING(made)
-        cdef uint32_t k
-        for k in range(self.n_entries):
-            column[k] = self.entries[k].n_places
-        return memoryview(made).cast("I")
+        return self.entry_column(&ENTRY.n_places, 4, "I")
 
     @property
     def place_segments(self) -> memoryview:
         """uint32: segment ids."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_places * 4)
-        cdef uint32_t* column = <uint32_t*>PyBytes_AS_STRING(made)
-        cdef uint32_t k
-        for k in range(self.n_places):
-            column[k] = self.places[k].segment
-        return memoryview(made).cast("I")
+        return self.place_column(&PLACE.segment, 4, "I")
 
     @property
     def place_slots(self) -> memoryview:
         """uint32: slots of the segments' directories."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_places * 4)
-        cdef uint32_t* column = <uint32_t*>PyBytes_AS_STRING(made)
-        cdef uint32_t k
-        for k in range(self.n_places):
-            column[k] = self.places[k].slot
-        return memoryview(made).cast("I")
+        return self.place_column(&PLACE.slot, 4, "I")
 
     @property
     def place_offsets(self) -> memoryview:
         """uint64: where the extents start in their segments."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_places * 8)
-        cdef uint64_t* column = <uint64_t*>PyBytes_AS_STRING(made)
-        cdef uint32_t k
-        for k in range(self.n_places):
-            column[k] = self.places[k].offset
-        return memoryview(made).cast("Q")
-
-    cdef bytes codes_column(self):
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_entries)
-        cdef uint32_t k
-        for k in range(self.n_entries):
-            (<uint8_t*>PyBytes_AS_STRING(made))[k] = self.entries[k].code
-        return made
-
-    cdef object ids_column(self):
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_entries * 8)
-        cdef uint64_t* column = <uint64_t*>PyBytes_AS_STRING(made)
-        cdef uint32_t k
-        for k in range(self.n_entries):
-            column[k] = self.entries[k].object_id
-        return memoryview(made).cast("Q")
+        return self.place_column(&PLACE.offset, 8, "Q")
 
 
 cdef class LookupReply(PlacesReply):
@@ -416,35 +406,22 @@ cdef class LookupReply(PlacesReply):
     @property
     def object_ids(self) -> memoryview:
         """uint64: object ids, 0 for a miss."""
-        return self.ids_column()
+        return self.entry_column(&ENTRY.object_id, 8, "Q")
 
     @property
     def sizes(self) -> memoryview:
         """uint64: payload bytes."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_entries * 8)
-        cdef uint64_t* column = <uint64_t*>PyBytes_AS_STRING(made)
-        cdef uint32_t k
-        for k in range(self.n_entries):
-            column[k] = self.entries[k].size
-        return memoryview(made).cast("Q")
+        return self.entry_column(&ENTRY.size, 8, "Q")
 
     @property
     def digests(self) -> bytes:
         """16 bytes for each key."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_entries * DIGEST_BYTES)
-        cdef uint32_t k
-        for k in range(self.n_entries):
-            memcpy(PyBytes_AS_STRING(made) + k * DIGEST_BYTES, self.entries[k].digest, DIGEST_BYTES)
-        return made
+        return self.entry_column(&ENTRY.digest, DIGEST_BYTES, "")
 
     @property
     def types(self) -> bytes:
         """One byte for each key."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_entries)
-        cdef uint32_t k
-        for k in range(self.n_entries):
-            (<uint8_t*>PyBytes_AS_STRING(made))[k] = self.entries[k].type
-        return made
+        return self.entry_column(&ENTRY.type, 1, "")
 
 
 cdef class PutReply(PlacesReply):
@@ -476,16 +453,12 @@ cdef class PutReply(PlacesReply):
     @property
     def codes(self) -> bytes:
         """One byte for each key."""
-        return self.codes_column()
+        return self.entry_column(&ENTRY.code, 1, "")
 
     @property
     def grants(self) -> bytes:
         """24 bytes for each place."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.n_places * GRANT_BYTES)
-        cdef uint32_t k
-        for k in range(self.n_places):
-            memcpy(PyBytes_AS_STRING(made) + k * GRANT_BYTES, self.places[k].grant, GRANT_BYTES)
-        return made
+        return self.place_column(&PLACE.grant, GRANT_BYTES, "")
 
 
 cdef class EndReply(PlacesReply):
@@ -516,9 +489,9 @@ cdef class EndReply(PlacesReply):
     @property
     def codes(self) -> bytes:
         """One byte for each entry."""
-        return self.codes_column()
+        return self.entry_column(&ENTRY.code, 1, "")
 
     @property
     def object_ids(self) -> memoryview:
         """uint64: object ids."""
-        return self.ids_column()
+        return self.entry_column(&ENTRY.object_id, 8, "Q")

@@ -7,7 +7,6 @@ from libc.stdlib cimport free
 from moonpool.native.io.rpc_codec cimport (
     EndReply,
     LookupReply,
-    PlacesReply,
     PutReply,
     as_number,
     frame_buffer,
@@ -94,24 +93,25 @@ def exists_result(bytes body not None, uint32_t count) -> bytes:
     return read_exists(<const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), count)
 
 
-cdef PlacesReply filled(PlacesReply reply, bytes body, uint32_t count):
+def lookup_result(bytes body not None, uint32_t count) -> LookupReply:
+    """The reply of `lookup` for so many keys from the MessagePack of its result."""
+    cdef LookupReply reply = LookupReply()
     reply.read(<const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), count)
     return reply
 
 
-def lookup_result(bytes body not None, uint32_t count) -> LookupReply:
-    """The reply of `lookup` for so many keys from the MessagePack of its result."""
-    return filled(LookupReply(), body, count)
-
-
 def put_start_result(bytes body not None, uint32_t count) -> PutReply:
     """The reply of `put_start` for so many keys from the MessagePack of its result."""
-    return filled(PutReply(), body, count)
+    cdef PutReply reply = PutReply()
+    reply.read(<const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), count)
+    return reply
 
 
 def put_end_result(bytes body not None, uint32_t count) -> EndReply:
     """The reply of `put_end` for so many entries from the MessagePack of its result."""
-    return filled(EndReply(), body, count)
+    cdef EndReply reply = EndReply()
+    reply.read(<const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), count)
+    return reply
 
 
 def take_messages(data, size_t frame_bytes_max) -> tuple:
