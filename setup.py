@@ -42,9 +42,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.
 HEADER_ONLY = ("libxxhash", "libibverbs")
-# Modules that use headers of the other folder.
+# Modules of native/table that use headers of native/io; those of the transports' folders all do.
 HOT_PARTS = ("", "_state", "_reads", "_starts", "_ends")
 BOTH_FOLDERS = tuple(f"moonpool.native.table.hot{part}" for part in HOT_PARTS)
+OWN_FOLDERS = ("io", "table")
 # C sources compiled into a module beside its .pyx.
 EXTRA_SOURCES: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("xxh3_base.c", "xxh3_avx2.c", "xxh3_avx512.c"),
@@ -93,7 +94,8 @@ def declare_extensions() -> list[Extension]:
     for pyx in sorted((PACKAGE / "native").rglob("*.pyx")):
         name = ".".join(pyx.relative_to(ROOT / "src").with_suffix("").parts)
         folder = pyx.parent
-        folders = [folder, folder.parent / "io"] if name in BOTH_FOLDERS else [folder]
+        with_io = name in BOTH_FOLDERS or folder.name not in OWN_FOLDERS
+        folders = [folder, PACKAGE / "native" / "io"] if with_io else [folder]
         shared = [
             str(path.relative_to(ROOT))
             for pattern in ("*.pxd", "*.h", "*.c")

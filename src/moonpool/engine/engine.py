@@ -15,28 +15,26 @@ from moonpool.engine.control import ControlService, ServiceHooks, SessionInfo
 from moonpool.engine.fork import forget_forks, watch_forks
 from moonpool.engine.gate import Gate, open_server
 from moonpool.engine.measuring import engine_metrics
-from moonpool.engine.memory_room import check_request
 from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
 from moonpool.engine.opening import Openings, holder_alive
+from moonpool.engine.own_memory import OwnerHost, OwnMemory
 from moonpool.engine.plan import as_number, timeout_ns
-from moonpool.engine.region import Region
 from moonpool.engine.segment import Segment
 from moonpool.engine.transfers import Transfers
 from moonpool.errors import EngineClosed, ForkedEngine, MoonpoolError, UsageError, error_from_status
 from moonpool.ids import InstanceId, new_instance_id
 from moonpool.metadata import open_metadata
 from moonpool.metadata.base import Record
-from moonpool.native.io.memory import BufferHold, create_memory
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.workers import WorkerPool
-from moonpool.operations import Access, Op
+from moonpool.operations import Op
 from moonpool.transport.registry import make_transports
 from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, U32_MAX
 
 
 @final
-class Engine:
+class Engine(OwnMemory):
     """A transfer engine. Use it as a context manager, or call `close`.
 
     Every method is safe from any thread; the blocking ones release the GIL. After a fork the child's copy
@@ -52,7 +50,7 @@ class Engine:
         self._closed = False
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
-        transports = make_transports(config.transports)
+        transports = make_transports(config)
         self.transports: tuple[str, ...] = tuple(transport.name for transport in transports)
         self._by_name = {transport.name: transport for transport in transports}
         self._table = LocalRegions(config.regions_max)
@@ -65,7 +63,7 @@ class Engine:
         self.transfers = Transfers(config, self._workers, self._segment)
         self._quick = self.transfers.quick
         hooks = ServiceHooks(
-            handlers={"describe": self._describe, **self._offering.handlers()},
+            handlers={},
             on_lane=lambda fd, info: self._server.add_lane(fd, info.peer_instance),
             session_handlers={
                 "revoke": lambda session, params: self._openings.revoke(session, params),
@@ -76,6 +74,11 @@ class Engine:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(self._server.close, 0.0)
+            host = OwnerHost(self._table, self.instance, self._offering)
+            for transport in transports:
+                transport.open(host)
+                undo.callback(transport.close)
+            hooks = replace(hooks, handlers={"describe": self._describe, **self._offering.handlers()})
             self._control = ControlService(config, self.instance, hooks)
             undo.callback(self._control.close)
             self._start(transports)
@@ -89,7 +92,9 @@ class Engine:
             self.config, self._control, self._offering, (self._metadata, self._table, transports)
         )
         #: What lets peers write into granted regions, and tells who does (the store).
-        self.gate = Gate((self._table, self._server, self._control), self._offering.writers, self._openings)
+        self.gate = Gate(
+            (self._table, self._server, self._control), self._offering.writers, self._openings, transports
+        )
         try:
             self._lease = self._metadata.register(self._record())
         except BaseException:
@@ -105,61 +110,6 @@ class Engine:
     def endpoint(self) -> str:
         """ "host:port" where peers reach this engine; also a name that `open` takes."""
         return self._control.endpoint
-
-    # ---- own memory ----------------------------------------------------------------------------------------
-
-    def allocate(
-        self,
-        size_bytes: int,
-        *,
-        access: Access = Access.READ_WRITE,
-        location: str = "cpu:0",
-        huge_pages: bool | None = None,
-        prefault: bool = True,
-        granted: bool = False,
-    ) -> Region:
-        """New engine memory, registered: a sealed memfd of whole pages, zeroed and pre-faulted.
-
-        It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it. With
-        `granted`, their WRITEs over tcp and unix lanes must show grants (`gate`).
-        """
-        self._check()
-        check_request(size_bytes, prefault)
-        huge = self.config.huge_pages if huge_pages is None else huge_pages
-        memory = create_memory(size_bytes, huge_pages=huge, prefault=prefault)
-        region = self._offering.add(memory, Access(access), location, granted=granted)
-        self._openings.own_region_added(region.handle)
-        return region
-
-    def register(self, buffer: Any, *, access: Access = Access.READ_WRITE, location: str = "cpu:0") -> Region:
-        """Register a foreign, contiguous host buffer in place: buffer protocol, array interface or DLPack.
-
-        The buffer is held until the region is revoked. Align large ones to pages: a target a few bytes past a
-        page start makes the kernel's copies slow on some CPUs. UnsupportedMemory for device memory.
-        """
-        self._check()
-        hold = BufferHold(buffer, writable=False)
-        if access & Access.WRITE and not hold.writable:
-            raise UsageError("this buffer is read-only: register it with access=Access.READ", field="access")
-        region = self._offering.add(hold, Access(access), location)
-        self._openings.own_region_added(region.handle)
-        return region
-
-    def revoke(self, region: Region | int) -> None:
-        """Take a region back: stale for everyone at once; returns when nobody can touch its memory any more.
-
-        RevokeIncomplete after revoke_timeout_ms when somebody may still; the memory is then kept until it is
-        safe.
-        """
-        self._check()
-        handle = region if isinstance(region, int) else region.handle
-        self._openings.own_region_gone(handle, self.config.revoke_timeout_ms / MS_PER_S)
-        self._offering.revoke(handle, self._control, self._server)
-
-    @property
-    def regions(self) -> list[Region]:
-        """The live regions of this engine."""
-        return self._offering.regions
 
     # ---- segments of peers ---------------------------------------------------------------------------------
 
@@ -359,6 +309,8 @@ class Engine:
         self.transfers.close()
         self._server.close(timeout_s)
         self._control.close()
+        for transport in self._by_name.values():
+            transport.close()
         self._offering.close()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ no transfer of its own that ran when the question came touches the region any mo
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, final
 
 from moonpool.config import EngineConfig
@@ -27,6 +27,7 @@ from moonpool.native.io.writers import (
     set_grant_key,
     writes_into,
 )
+from moonpool.transport.base import Transport
 from moonpool.units import NS_PER_MS, NS_PER_US
 
 #: In place of a session: transfers of this engine to itself.
@@ -55,8 +56,10 @@ class Gate:
         parts: tuple[LocalRegions, TargetServer, ControlService],
         book: WriterBook,
         openings: Openings,
+        transports: Sequence[Transport],
     ) -> None:
         self._table, self._server, self._control = parts
+        self._transports = transports
         self._book = book
         self._openings = openings
         self._claimed = threading.Lock()
@@ -92,6 +95,8 @@ class Gate:
         Our own transfers count as the session `OURSELVES`.
         """
         found = self._book.of_region(region, instance)
+        for transport in self._transports:
+            found |= transport.writers(region, instance)
         if instance in (None, self._control.instance):
             found.add(OURSELVES)
         return found
@@ -106,11 +111,21 @@ class Gate:
             try:
                 answers = self._control.call_peers("settle", {"handles": [region]}, timeout_s, asked)
             except MoonpoolError:  # the control thread is at its end, or did not answer in time
-                return settled
+                answers = {}
             settled |= {
                 session for session, answer in answers.items() if not isinstance(answer, MoonpoolError)
             }
+            settled |= self._fence(region, set(asked) - settled, timeout_s)
         return settled
+
+    def _fence(self, region: int, sessions: set[int], timeout_s: float) -> set[int]:
+        """End what silent sessions could still write by devices; who mapped the memory cannot be ended."""
+        out_of_reach = sessions - self._book.of_region(region, None)
+        return {
+            session
+            for session in out_of_reach
+            if all(transport.fence(session, timeout_s) for transport in self._transports)
+        }
 
     def counters(self) -> dict[str, int]:
         """WRITEs that a grant let in, and refusals by reason."""

@@ -6,7 +6,8 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from dataclasses import replace
+from typing import Any, cast, final
 
 from moonpool.config import EngineConfig
 from moonpool.engine.control import ControlService, Handler, Reply, SessionInfo
@@ -26,7 +27,7 @@ from moonpool.native.io.memory import BufferHold, SharedMemory
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
 from moonpool.operations import Access
-from moonpool.transport.base import Transport
+from moonpool.transport.base import Answered, Backing, OwnMethod, Transport
 from moonpool.units import MS_PER_S
 
 #: Regions of closed engines that a thread could still touch: leaking them is the only safe thing left.
@@ -35,6 +36,8 @@ _never_freed: list[Region] = []
 LOCAL_WRITABLE = 4
 #: The bit of the native table that says that WRITEs over lanes show a grant.
 GRANTED = 8
+#: The bit of the native table for bytes that have no address in this process.
+UNMAPPED = 16
 
 
 @final
@@ -54,13 +57,19 @@ class Offering:
         self.writers = WriterBook()
 
     def add(
-        self, source: SharedMemory | BufferHold, access: Access, location: str, *, granted: bool = False
+        self,
+        source: SharedMemory | BufferHold | Backing,
+        access: Access,
+        location: str,
+        *,
+        granted: bool = False,
     ) -> Region:
         """Register memory and return its region; the region keeps it in place."""
         memory = source if isinstance(source, SharedMemory) else None
         hold = source if isinstance(source, BufferHold) else None
         read_key, write_key = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
         bits = int(access) | (LOCAL_WRITABLE if source.writable else 0) | (GRANTED if granted else 0)
+        bits |= 0 if source.address else UNMAPPED
         self.grants.sweep()
         self._let_undrained_go()
         handle = self._table.add(source.address, source.size_bytes, bits, read_key, write_key)
@@ -72,24 +81,26 @@ class Offering:
             location=location,
             memory=memory,
             hold=hold,
+            backing=None if memory is not None or hold is not None else cast("Backing", source),
             read_key=read_key,
             write_key=write_key,
         )
-        attributes = {t.name: a for t in self._transports if (a := t.attribute(draft)) is not None}
-        region = Region(
-            handle=handle,
-            address=draft.address,
-            size_bytes=draft.size_bytes,
-            access=access,
-            location=location,
-            memory=memory,
-            hold=hold,
-            read_key=read_key,
-            write_key=write_key,
-            attributes=attributes,
-        )
+        return self._publish(draft)
+
+    def _publish(self, draft: Region) -> Region:
+        """The live region, with what each transport publishes of it; nothing is left when one fails."""
+        try:
+            attributes = {t.name: a for t in self._transports if (a := t.attribute(draft)) is not None}
+            region = replace(draft, attributes=attributes)
+            for transport in self._transports:
+                transport.registered(region)
+        except BaseException:
+            self._table.remove(draft.handle, 0.0)
+            for transport in self._transports:
+                transport.forget(draft, 0.0)
+            raise
         with self._lock:
-            self._regions[handle] = region
+            self._regions[region.handle] = region
         return region
 
     @property
@@ -108,7 +119,12 @@ class Offering:
 
     def handlers(self) -> dict[str, Handler]:
         """The control methods that concern regions, apart from `describe`."""
-        return {
+        lent = {
+            name: _own_method(method)
+            for transport in self._transports
+            for name, method in transport.methods().items()
+        }
+        return lent | {
             "map": self._map,
             "grant_vm": self._grant_vm,
             "release": self._release,
@@ -143,7 +159,12 @@ class Offering:
         gone, silent = self._ask_holders(handle, control, timeout_s)
         unconfirmed = gone | silent | self.grants.vm_holders_alive(handle)
         kept = self.grants.settle(handle, unconfirmed, region)
-        if kept or silent or not drained:
+        forgotten = [transport.forget(region, timeout_s) for transport in self._transports]
+        if drained and all(forgotten) and region.backing is not None:
+            region.backing.close()
+        if drained and not all(forgotten):
+            self._undrained.append(region)
+        if kept or silent or not drained or not all(forgotten):
             raise RevokeIncomplete(
                 "a peer did not confirm the revoke in time; "
                 "the region is stale and its memory is kept until that is safe",
@@ -160,6 +181,8 @@ class Offering:
     ) -> tuple[set[int], set[int]]:
         """The sessions that ended while they were asked, and those that did not confirm."""
         holders = self.grants.holders(handle)
+        for transport in self._transports:
+            holders |= transport.holders(handle)
         if not holders:
             return set(), set()
         answers = control.call_peers("revoke", {"handles": [handle]}, timeout_s, holders)
@@ -175,13 +198,19 @@ class Offering:
         """A session is closed: it is given nothing more. On the control thread."""
         self.grants.session_ended(session.session_id)
         self.writers.session_ended(session.session_id)
+        for transport in self._transports:
+            transport.session_ended(session.session_id)
 
     def close(self) -> None:
-        """Close descriptors; memory goes with its last reference."""
+        """Close descriptors; memory goes with its last reference. The transports are closed already."""
         with self._lock:
             fds, self._read_only_fds = list(self._read_only_fds.values()), {}
             if not self._table.drain(0.0):
                 _never_freed.extend((*self._regions.values(), *self._undrained))
+            else:
+                for region in self._regions.values():
+                    if region.backing is not None:
+                        region.backing.close()
             self._regions.clear()
             self._undrained.clear()
         for fd in fds:
@@ -239,3 +268,13 @@ class Offering:
             self.grants.note(region.handle, session, process_vm=process_vm)
             if writes:
                 self.writers.note(region.handle, session)
+
+
+def _own_method(method: OwnMethod) -> Handler:
+    """A transport's control method as a handler of the control service."""
+
+    def answer(session: SessionInfo, params: Mapping[str, Any]) -> object:
+        outcome = method(session, params)
+        return Reply(outcome.result, outcome.fds) if isinstance(outcome, Answered) else outcome
+
+    return answer

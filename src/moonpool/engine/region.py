@@ -12,6 +12,7 @@ from moonpool.operations import Access
 
 if TYPE_CHECKING:
     from moonpool.native.io.memory import BufferHold, SharedMemory
+    from moonpool.transport.base import Backing
 
 KEY_BYTES = 16
 #: An attribute map larger than this is not a transport's, it is an attack.
@@ -23,8 +24,10 @@ ATTRIBUTE_BYTES_MAX = 4096
 class Region:
     """A registered range of this process's memory; alive until the engine revokes it or closes.
 
-    `memory` is set for engine memory (`Engine.allocate`), `hold` for a registered foreign buffer; either
-    keeps the bytes in place. Keys are secrets: whoever has one may use the region.
+    `memory` is set for engine memory (`Engine.allocate`), `hold` for a registered foreign buffer, `backing`
+    for what a transport offers (`Engine.offer`); each keeps the bytes in place. `address` is 0 for bytes
+    that have none in this process: a file's, a device's. Keys are secrets: whoever
+    has one may use the region.
     """
 
     handle: int
@@ -34,6 +37,7 @@ class Region:
     location: str
     memory: SharedMemory | None = None
     hold: BufferHold | None = None
+    backing: Backing | None = None
     read_key: bytes = field(repr=False, default=bytes(KEY_BYTES))
     write_key: bytes = field(repr=False, default=bytes(KEY_BYTES))
     attributes: Mapping[str, bytes] = field(repr=False, default_factory=dict)
@@ -41,6 +45,8 @@ class Region:
     @property
     def view(self) -> memoryview:
         """The bytes of engine memory, writable. UsageError for a foreign buffer: use its own object."""
+        if self.memory is None and self.backing is not None:
+            raise UsageError(f"bytes at {self.location} are reached by transfers only: open your own segment")
         if self.memory is None:
             raise UsageError("this region is a registered buffer: use the buffer itself")
         return memoryview(self.memory)

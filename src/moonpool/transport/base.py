@@ -7,13 +7,14 @@ slice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from moonpool.native.io.lanes import LanePool
 from moonpool.native.io.memory import SharedMemory
+from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.segment import NativeSegment
 from moonpool.native.io.shm import VmSession
 from moonpool.operations import Access
@@ -105,11 +106,98 @@ class PeerSide(Protocol):
         ...
 
 
+class Backing(Protocol):
+    """What a transport offers as a region (`Transport.offer`): far memory, a file, a namespace.
+
+    Owned by the region from then on; `close` is called once, when nobody can touch the bytes any more.
+    """
+
+    @property
+    def address(self) -> int:
+        """Where the bytes are mapped in this process; 0 when they are not."""
+        ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    @property
+    def location(self) -> str:
+        """As regions are tagged: cxl:0, file:/path, nvme:1."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class OwnRegion(Protocol):
-    """A region of this process, before it is published."""
+    """A region of this process: as a draft in `attribute`, live in the other calls."""
+
+    @property
+    def handle(self) -> int: ...
+
+    @property
+    def address(self) -> int:
+        """0 for bytes that have no address in this process."""
+        ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def access(self) -> Access: ...
+
+    @property
+    def location(self) -> str: ...
 
     @property
     def memory(self) -> SharedMemory | None: ...
+
+    @property
+    def backing(self) -> Backing | None: ...
+
+
+class OwnerSession(Protocol):
+    """Who asks, in a transport's control method; see `OwnMethod`."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def peer_instance(self) -> bytes: ...
+
+    @property
+    def is_unix(self) -> bool: ...
+
+    @property
+    def peer_pid(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a control method returns to pass descriptors along with its result; they are borrowed."""
+
+    result: object
+    fds: Sequence[int] = ()
+
+
+#: A control method of the owner: params in, a result (or `Answered`) out; raises MoonpoolErrors, never waits.
+OwnMethod: TypeAlias = Callable[[OwnerSession, Mapping[str, Any]], object]
+
+
+class Host(Protocol):
+    """What the engine lends its transports, from `open` to `close`."""
+
+    @property
+    def table(self) -> LocalRegions: ...
+
+    @property
+    def instance(self) -> bytes: ...
+
+    def region(self, handle: int) -> OwnRegion:
+        """A live region of ours; StaleHandle otherwise."""
+        ...
 
 
 class RemoteRegionSide(Protocol):
@@ -126,6 +214,9 @@ class RemoteRegionSide(Protocol):
 
     @property
     def access(self) -> Access: ...
+
+    @property
+    def location(self) -> str: ...
 
     @property
     def attributes(self) -> Mapping[str, bytes]: ...
@@ -148,6 +239,18 @@ class Transport(Protocol):
     name: str
     capabilities: Capabilities
 
+    def open(self, host: Host) -> None:
+        """Once, before anything is offered: TransportUnavailable when it cannot run after all."""
+        ...
+
+    def takes(self, location: str) -> bool:
+        """True when `offer` is this transport's business for such a location."""
+        ...
+
+    def offer(self, location: str, size_bytes: int | None, how: Mapping[str, Any]) -> Backing:
+        """Make or open what a location names, to be offered as a region; typed errors say what to do."""
+        ...
+
     def attribute(self, region: OwnRegion) -> bytes | None:
         """What a peer needs to reach the region this way (published with it), or None when it cannot."""
         ...
@@ -162,4 +265,42 @@ class Transport(Protocol):
 
     def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
         """Return when all completed WRITEs of the segment are visible to every later READ by anyone."""
+        ...
+
+    # Of the owner's side
+
+    def methods(self) -> Mapping[str, OwnMethod]:
+        """Control methods of the owner that initiators call, named "<transport>.<verb>"."""
+        ...
+
+    def registered(self, region: OwnRegion) -> None:
+        """A region became live: note what this process's own transfers need to use it as the local side."""
+        ...
+
+    def holders(self, handle: int) -> set[int]:
+        """Sessions whose peers may reach the region by this transport: a revoke asks them first."""
+        ...
+
+    def writers(self, handle: int, instance: bytes | None) -> set[int]:
+        """Sessions, of one instance or of any, that may write the region without our CPU seeing it."""
+        ...
+
+    def fence(self, session_id: int, timeout_s: float) -> bool:
+        """End what a session can reach by this transport; True when nothing of it can land any more."""
+        ...
+
+    def forget(self, region: OwnRegion, timeout_s: float) -> bool:
+        """A region is revoked: undo `attribute` and `registered`; True when no peer can touch it this way."""
+        ...
+
+    def session_ended(self, session_id: int) -> None:
+        """A session is closed: free what it held here. On the control thread: never waits long."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Totals and gauges for `Engine.metrics`, by name without the transport's."""
+        ...
+
+    def close(self) -> None:
+        """The engine is closing: free everything. Nothing of this process uses a path any more."""
         ...

@@ -7,19 +7,22 @@ from typing import final
 
 from moonpool.native.io.copying import stream_kernel
 from moonpool.native.io.shm import add_mapped_path
-from moonpool.transport.base import Capabilities, OwnRegion, PathInfo, PeerSide, RemoteRegionSide, SegmentSide
+from moonpool.transport.base import (
+    Capabilities,
+    PathInfo,
+    PeerSide,
+    RemoteRegionSide,
+    SegmentSide,
+)
+from moonpool.transport.plain import PlainTransport
 
 
 @final
-class LocalTransport:
+class LocalTransport(PlainTransport):
     """The peer is this very engine: its regions are "mapped" where they are."""
 
     name = "local"
     capabilities = Capabilities(same_process=True)
-
-    def attribute(self, region: OwnRegion) -> bytes | None:
-        """Nothing to publish: only this process can use it."""
-        return None
 
     def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """One path, by memory copy, when the peer is ourselves."""
@@ -29,10 +32,7 @@ class LocalTransport:
 
     def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """The region's own address is its mapping."""
-        if not peer.is_self:
+        if not peer.is_self or region.address == 0:
             return False
         segment.native.set_mapping(region.handle, region.address, True, None)
         return True
-
-    def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
-        """Copies end with a store fence, so a completed one is visible already."""

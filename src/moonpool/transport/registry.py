@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
+from moonpool.config import EngineConfig
 from moonpool.errors import TransportUnavailable, UsageError
 from moonpool.transport.base import Availability, Transport
 
-#: Order of preference: a segment's paths are offered a batch in this order.
+#: Order of preference: a segment's paths are offered a batch in this order. A module may have a function
+#: `available()` that looks for its library and devices.
 KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "local": ("moonpool.transport.local", "LocalTransport"),
     "shm": ("moonpool.transport.shm", "ShmTransport"),
@@ -23,9 +25,9 @@ def availability() -> dict[str, Availability]:
     return {name: _probe(name) for name in KNOWN}
 
 
-def make_transports(names: Iterable[str]) -> list[Transport]:
-    """The transports asked for, by preference; `TransportUnavailable` for one that cannot run here."""
-    wanted = set(names)
+def make_transports(config: EngineConfig) -> list[Transport]:
+    """The config's transports, by preference; `TransportUnavailable` for one that cannot run here."""
+    wanted = set(config.transports)
     unknown = wanted - set(KNOWN)
     if unknown:
         raise UsageError(
@@ -37,14 +39,15 @@ def make_transports(names: Iterable[str]) -> list[Transport]:
             state = _probe(name)
             if not state.ok:
                 raise TransportUnavailable(state.reason, state.how_to_get_it, transport=name)
-            made.append(getattr(importlib.import_module(module), kind)())
+            made.append(getattr(importlib.import_module(module), kind)(config))
     return made
 
 
 def _probe(name: str) -> Availability:
     module, _ = KNOWN[name]
     try:
-        importlib.import_module(module)
+        found = importlib.import_module(module)
     except ImportError as problem:
         return Availability(False, f"its native module is not there ({problem})", _REBUILD)
-    return Availability(True)
+    probe = getattr(found, "available", None)
+    return Availability(True) if probe is None else probe()

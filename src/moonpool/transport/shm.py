@@ -21,13 +21,14 @@ from moonpool.transport.base import (
     RemoteRegionSide,
     SegmentSide,
 )
+from moonpool.transport.plain import PlainTransport
 
 MEMFD = b"memfd"
 PROCESS_VM = b"vm"
 
 
 @final
-class ShmTransport:
+class ShmTransport(PlainTransport):
     """Shared mappings first, then process_vm on the regions that the owner granted."""
 
     name = "shm"
@@ -35,7 +36,9 @@ class ShmTransport:
 
     def attribute(self, region: OwnRegion) -> bytes | None:
         """How a peer on this host gets at the region: by mapping its memfd, or by process_vm."""
-        return MEMFD if region.memory is not None else PROCESS_VM
+        if region.memory is not None:
+            return MEMFD
+        return PROCESS_VM if region.address else None
 
     def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """A mapped path, and a process_vm path when kernel and peer agree on who the process is."""
@@ -60,9 +63,6 @@ class ShmTransport:
         if way == PROCESS_VM and peer.vm is not None and not peer.vm.refused:
             return self._grant(peer, segment, region)
         return False
-
-    def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
-        """Copies end with a store fence, so a completed one is visible already."""
 
     def _map(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         try:

@@ -6,22 +6,30 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from moonpool.native.io.carry import add_tcp_path
-from moonpool.transport.base import Capabilities, OwnRegion, PathInfo, PeerSide, RemoteRegionSide, SegmentSide
+from moonpool.transport.base import (
+    Capabilities,
+    OwnRegion,
+    PathInfo,
+    PeerSide,
+    RemoteRegionSide,
+    SegmentSide,
+)
+from moonpool.transport.plain import PlainTransport
 
 #: OP_FLUSH of the data lane.
 FLUSH: Final = 3
 
 
 @final
-class TcpTransport:
+class TcpTransport(PlainTransport):
     """One path a peer: the lane pool shares its lanes between batches."""
 
     name = "tcp"
     capabilities = Capabilities(same_host=True, other_hosts=True)
 
     def attribute(self, region: OwnRegion) -> bytes | None:
-        """Nothing beyond handle and keys."""
-        return b""
+        """Nothing beyond handle and keys; None for bytes that have no address in this process."""
+        return b"" if region.address else None
 
     def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """The path over the peer's lanes; lanes are opened when first needed."""

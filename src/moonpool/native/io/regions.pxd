@@ -9,6 +9,14 @@ cdef enum:
     ACCESS_WRITE = 2
     LOCAL_WRITABLE = 4     # this process may read into it; peers never see the bit
     GRANTED = 8            # a peer's WRITE over a lane shows a grant; peers never see the bit
+    UNMAPPED = 16          # bytes without an address in this process (a file, a device): no lane carries them
+    EXTRAS = 8             # what transports keep for a region, one place each
+    EXTRA_RDMA = 0
+    EXTRA_FILE = 1
+    EXTRA_NVMEOF = 2
+    EXTRA_CXL = 3
+    EXTRA_CUDA = 4
+    EXTRA_OFI = 5
     KEY_BYTES = 16
 
 cdef struct mp_region:
@@ -19,6 +27,7 @@ cdef struct mp_region:
     uint32_t generation    # of the slot's latest use
     uint8_t read_key[16]
     uint8_t write_key[16]
+    void* extra[8]         # by EXTRA_*: local keys of a NIC, say; valid while the handle is, inside the guard
 
 cdef struct mp_span:
     uint64_t base
@@ -36,10 +45,13 @@ cdef struct mp_regions:
     mp_grants grants       # for all regions with GRANTED
 
 cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil
+cdef mp_region* regions_find(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
                          uint64_t* length) noexcept nogil
 
 cdef class LocalRegions:
     cdef mp_regions* table
     cdef list free_slots
+    cdef dict kept
+    cdef void set_extra(self, uint64_t handle, int which, void* extra, object keep) except *
     cdef uint32_t place_of(self, uint64_t address, uint64_t length) except? 0xFFFFFFFF

@@ -6,7 +6,7 @@ and returns only when nobody who saw it alive can still touch the memory, or say
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 from moonpool.native.io.grants cimport grant_allows, grants_close, grants_open
 from moonpool.native.io.guard cimport (
     mp_guard_destroy,
@@ -38,10 +38,11 @@ cdef enum:
     STALE_HANDLE = 6
     OUT_OF_RANGE = 7
     ACCESS_DENIED = 8
+    UNSUPPORTED = 12
 
 
-cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil:
-    """True when one live region holds the whole range (and may be written here). Lock held by the caller."""
+cdef mp_span* span_of(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil:
+    """The live span that holds the whole range, or NULL. Lock held by the caller."""
     cdef uint32_t low = 0, high = table.live, middle
     while low < high:
         middle = (low + high) // 2
@@ -50,9 +51,23 @@ cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bi
         else:
             high = middle
     if low == 0:
-        return False
+        return NULL
     cdef mp_span* span = &table.order[low - 1]
-    return address <= span.end and length <= span.end - address and (span.writable or not writing)
+    if address > span.end or length > span.end - address:
+        return NULL
+    return span
+
+
+cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil:
+    """True when one live region holds the whole range (and may be written here). Lock held by the caller."""
+    cdef mp_span* span = span_of(table, address, length)
+    return span != NULL and (span.writable or not writing)
+
+
+cdef mp_region* regions_find(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil:
+    """The live region that holds the whole range, or NULL. Lock held by the caller; use it inside the guard."""
+    cdef mp_span* span = span_of(table, address, length)
+    return NULL if span == NULL else &table.slots[span.slot]
 
 
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
@@ -79,6 +94,8 @@ cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need,
         return ACCESS_DENIED
     if offset > region.length or length[0] > region.length - offset:
         return OUT_OF_RANGE
+    if region.access & UNMAPPED:
+        return UNSUPPORTED
     if region.access & GRANTED and need == ACCESS_WRITE and not grant_allows(&table.grants, entry):
         return ACCESS_DENIED
     where[0] = <char*><size_t>(region.base + offset)
@@ -100,6 +117,7 @@ cdef class LocalRegions:
         if self.table.slots == NULL or self.table.order == NULL:
             raise OutOfMemory(f"no memory for a table of {capacity} regions")
         self.free_slots = []
+        self.kept = {}
 
     def __dealloc__(self):
         if self.table != NULL:
@@ -118,14 +136,19 @@ cdef class LocalRegions:
         return mp_guard_users(&self.table.guard)
 
     def add(self, uint64_t address, uint64_t length, uint32_t access, bytes read_key, bytes write_key) -> int:
-        """Register a range: its handle. UsageError when it overlaps one, LimitExceeded when the table is full."""
+        """Register a range: its handle. UsageError when it overlaps one, LimitExceeded when the table is full.
+
+        With UNMAPPED in `access` the address is 0: the region has bytes that only some transports reach.
+        """
         cdef mp_regions* table = self.table
-        cdef uint32_t slot, place
-        if length == 0 or address == 0 or address + length < address:
+        cdef uint32_t slot, place = 0
+        cdef bint unmapped = access & UNMAPPED
+        if length == 0 or (address == 0) != unmapped or address + length < address:
             raise UsageError(f"cannot register {length} bytes at {address:#x}")
         if len(read_key) != KEY_BYTES or len(write_key) != KEY_BYTES:
             raise UsageError(f"keys have {KEY_BYTES} bytes")
-        place = self.place_of(address, length)
+        if not unmapped:
+            place = self.place_of(address, length)
         if self.free_slots:
             slot = self.free_slots.pop()
         elif table.used < table.capacity:
@@ -147,11 +170,23 @@ cdef class LocalRegions:
         memcpy(region.read_key, read_bytes, KEY_BYTES)
         memcpy(region.write_key, write_bytes, KEY_BYTES)
         region.handle = <uint64_t>region.generation << 32 | slot
-        memmove(&table.order[place + 1], &table.order[place], (table.live - place) * sizeof(mp_span))
-        table.order[place] = mp_span(address, address + length, slot, access & LOCAL_WRITABLE)
-        table.live += 1
+        memset(region.extra, 0, sizeof(region.extra))
+        if not unmapped:
+            memmove(&table.order[place + 1], &table.order[place], (table.live - place) * sizeof(mp_span))
+            table.order[place] = mp_span(address, address + length, slot, access & LOCAL_WRITABLE)
+            table.live += 1
         mp_guard_unlock(&table.guard)
         return region.handle
+
+    cdef void set_extra(self, uint64_t handle, int which, void* extra, object keep) except *:
+        """What a transport needs to know of a region (EXTRA_*); `keep` owns it, until nobody can see it any more."""
+        cdef uint32_t slot = <uint32_t>handle
+        if handle == 0 or slot >= self.table.capacity or self.table.slots[slot].handle != handle:
+            raise StaleHandle(region=handle)
+        self.kept.setdefault(handle, []).append(keep)
+        mp_guard_lock(&self.table.guard)
+        self.table.slots[slot].extra[which] = extra
+        mp_guard_unlock(&self.table.guard)
 
     cdef uint32_t place_of(self, uint64_t address, uint64_t length) except? 0xFFFFFFFF:
         cdef mp_regions* table = self.table
@@ -203,6 +238,7 @@ cdef class LocalRegions:
         if not self.drain(timeout_s):
             return False
         self.free_slots.append(slot)
+        self.kept.pop(handle, None)
         return True
 
     def drain(self, double timeout_s) -> bool:

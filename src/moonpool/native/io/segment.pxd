@@ -20,7 +20,7 @@ cdef extern from "latency.h" nogil:
     void mp_path_record(mp_path_stats* stats, int write, uint64_t transfers, uint64_t n_bytes, uint64_t ns)
 
 cdef enum:
-    PATHS_MAX = 16
+    PATHS_MAX = 32
 
 cdef struct mp_remote_region:
     uint64_t handle       # 0: none
@@ -32,6 +32,7 @@ cdef struct mp_remote_region:
     uint32_t process_vm   # the owner granted process_vm_* on it
     uint8_t read_key[16]
     uint8_t write_key[16]
+    void* extra[8]        # by EXTRA_* of regions.pxd: remote keys of a NIC, say; valid inside the guard
 
 cdef struct mp_path:
     uint16_t id
@@ -46,7 +47,7 @@ cdef struct mp_segment:
     int32_t dead              # 0, or the status that every new transfer gets
     mp_regions* own
     uint64_t stream_min_bytes
-    mp_path paths[16]
+    mp_path paths[32]
     uint32_t n_paths
     void* lanes               # mp_lanes* that notifications go by, or NULL
 
@@ -60,4 +61,5 @@ cdef class NativeSegment:
     cdef LocalRegions own
     cdef mp_path* add_path(self, int (*run)(mp_path*, mp_segment*, mp_batch*) noexcept nogil, void* context,
                            object keep) except NULL
+    cdef void set_extra(self, uint64_t handle, int which, void* extra, object keep) except *
     cdef mp_remote_region* slot_of(self, uint64_t handle) except NULL

@@ -6,7 +6,7 @@ the transfers it can and leaves the others PENDING for the next path.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 from moonpool.native.io.batch cimport (
     AUTO_PATH,
     COMPLETE,
@@ -234,6 +234,7 @@ cdef class NativeSegment:
         region.access = access
         region.map = NULL
         region.process_vm = 0
+        memset(region.extra, 0, sizeof(region.extra))
         memcpy(region.read_key, read_bytes, KEY_BYTES)
         memcpy(region.write_key, write_bytes, KEY_BYTES)
         region.handle = handle
@@ -252,6 +253,17 @@ cdef class NativeSegment:
         mp_guard_lock(&self.raw.guard)
         region.map_writable = writable
         region.map = <char*><size_t>address
+        mp_guard_unlock(&self.raw.guard)
+
+    cdef void set_extra(self, uint64_t handle, int which, void* extra, object keep) except *:
+        """What a transport needs to know of a region (EXTRA_*); `keep` owns it and lives as long as the segment.
+
+        After `drop_region` a transport may let go of it earlier, with `release_mapping`.
+        """
+        cdef mp_remote_region* region = self.slot_of(handle)
+        self.keep.append(keep)
+        mp_guard_lock(&self.raw.guard)
+        region.extra[which] = extra
         mp_guard_unlock(&self.raw.guard)
 
     def set_process_vm(self, uint64_t handle) -> None:
