@@ -21,7 +21,7 @@ from moonpool.store.node_core import NodeCore, Phase
 from moonpool.store.node_fencing import EngineFencing
 from moonpool.store.node_hasher import Hasher
 from moonpool.store.node_link import MasterLink
-from moonpool.store.node_memory import SegmentMemory, allocate_segment
+from moonpool.store.node_memory import SegmentBytes, SegmentMemory, allocate_segment
 from moonpool.store.node_pages import node_pages, snapshot
 from moonpool.store.node_view_port import ViewPort, view_endpoint
 from moonpool.units import MS_PER_S
@@ -45,13 +45,13 @@ class Node:
         self._memory: list[SegmentMemory] = []
         with contextlib.ExitStack() as undo:
             self._own_engine = engine is None
-            self.engine = engine or undo.enter_context(Engine(config.engine))
+            self.engine = engine or undo.enter_context(Engine(config.engine_with_backing))
             self.engine.gate.claim()
             undo.callback(self.engine.gate.unclaim)
             undo.callback(self._free_memory)
             for number in range(config.segments):
                 name = f"{self.name}/{number}"
-                self._memory.append(allocate_segment(self.engine, config, name))
+                self._memory.append(allocate_segment(self.engine, config, name, number))
             identity = {
                 "name": self.name,
                 "host": host,
@@ -69,8 +69,8 @@ class Node:
         undo.callback(self._fencing.close, bound_s)
         segments = [one.core for one in self._memory]
         self._core = NodeCore(identity, segments, self._fencing, config.limits())
-        views = [one.data.view for one in self._memory]
-        self._hasher = Hasher(self._core.hashing, views, self._lock)
+        payload = SegmentBytes(self.engine, [one.data for one in self._memory])
+        self._hasher = Hasher(self._core.hashing, payload, self._lock)
         undo.callback(self._hasher.close, bound_s)
         secret = self.engine.config.cluster_secret
         guarded = (self._core.views, self._lock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from moonpool.config import EngineConfig
@@ -19,9 +19,17 @@ ADDRESSES_MAX: Final = 16
 _NAME_BYTES_MAX: Final = 255
 _PAGE_BYTES: Final = 4 * KIB
 
+#: The first word of a backing: the transport that offers it, and what its segments are made of.
+_BACKINGS: Final = {
+    "file": ("file", Kind.LOCAL_DISK),
+    "nvme": ("nvmeof", Kind.NVMEOF),
+    "dax": ("cxl", Kind.MEMORY),
+}
+
 _RANGES: Final[dict[str, tuple[int, int]]] = {
     "segment_bytes": (64 * KIB, 1 << 46),
     "segments": (1, 1_024),
+    "backing_offset": (0, 1 << 50),
     "slot_bytes": (64, 1 << 40),
     "log_bytes_per_slot": (16, 64 * KIB),
     "request_timeout_ms": (1, _HOUR_MS),
@@ -64,7 +72,12 @@ class NodeConfig:
     huge_pages: bool = False
     #: Where the memory lies, such as "cpu:0".
     location: str = "cpu:0"
-    #: What kind of memory it is, as in `moonpool.events.Tier`.
+    #: Where payload lies when it is not in memory: "file:<path>", "nvme:<device>" or "dax:<device>"; segments
+    #: lie one after the other in it, and clients need that transport too. "" takes memory.
+    backing: str = ""
+    #: Where in `backing` the first segment begins, a multiple of 4,096.
+    backing_offset: int = 0
+    #: What kind of memory it is, as in `moonpool.events.Tier`; files and namespaces are of the tier disk.
     tier: int = int(Tier.HOST)
     #: Settings of the engine that serves the memory; its `cluster_secret` also opens the masters' ports.
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -111,13 +124,31 @@ class NodeConfig:
                 raise UsageError(f"{name} is one line of at most {_NAME_BYTES_MAX} bytes", field=name)
         if self.tier not in tuple(Tier):
             raise UsageError(f"tier={self.tier!r} is none of {[int(tier) for tier in Tier]}", field="tier")
+        if self.backing and self.backing.partition(":")[0] not in _BACKINGS:
+            ways = ", ".join(f"{word}:" for word in _BACKINGS)
+            raise UsageError(f"backing={self.backing!r} begins with none of {ways}", field="backing")
+        if self.backing_offset % _PAGE_BYTES:
+            raise UsageError(f"backing_offset must be a multiple of {_PAGE_BYTES}", field="backing_offset")
         if self.retry_first_ms > self.retry_max_ms:
             raise UsageError("retry_first_ms must not be above retry_max_ms", field="retry_first_ms")
 
     @property
     def kind(self) -> int:
-        """Segments of a node are memory."""
-        return int(Kind.MEMORY)
+        """What segments are made of, as in `moonpool.store.records.Kind`."""
+        return int(_BACKINGS.get(self.backing.partition(":")[0], ("", Kind.MEMORY))[1])
+
+    @property
+    def segment_tier(self) -> int:
+        """The tier that segments are announced with."""
+        return self.tier if self.kind == Kind.MEMORY else int(Tier.DISK)
+
+    @property
+    def engine_with_backing(self) -> EngineConfig:
+        """The engine's settings, with the transport that offers `backing` among its transports."""
+        name = _BACKINGS.get(self.backing.partition(":")[0], ("", Kind.MEMORY))[0]
+        if not name or name in self.engine.transports:
+            return self.engine
+        return replace(self.engine, transports=(*self.engine.transports, name))
 
     def limits(self) -> CoreLimits:
         """Bounds of the core."""

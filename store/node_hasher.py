@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
-from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
+from moonpool.errors import MoonpoolError
 from moonpool.native.io.copying import chunk_digests, root_digest
 from moonpool.store.directory import CHUNK_BYTES
 from moonpool.store.node_hashing import HashWork, Job
+from moonpool.store.node_memory import SegmentBytes
+
+_log = logging.getLogger(__name__)
+#: The root digest of unreadable bytes: no bytes have this one but by a chance of 1 in 2^128.
+_NOT_A_ROOT: Final = bytes(16)
 
 
 @final
 class Hasher:
-    """Does the jobs of a `HashWork`, which `lock` guards. `views` are the payload bytes of each segment."""
+    """Does the jobs of a `HashWork`, which `lock` guards, over the payload of the node's segments."""
 
-    def __init__(self, work: HashWork, views: Sequence[memoryview], lock: threading.Lock) -> None:
+    def __init__(self, work: HashWork, payload: SegmentBytes, lock: threading.Lock) -> None:
         self._work = work
-        self._views = views
+        self._payload = payload
         self._lock = lock
         self._wake = threading.Event()
         self._closing = False
@@ -48,7 +54,13 @@ class Hasher:
                 self._work.hashed(job, root, chunks)
 
     def _hash(self, job: Job) -> tuple[bytes, bytes]:
-        view = self._views[job.place.segment]
-        digests = chunk_digests(view[job.offset : job.offset + job.size])
+        try:
+            payload = self._payload.read(job.place.segment, job.offset, job.size)
+        except MoonpoolError as problem:
+            # Bytes that their own node cannot read are lost: they must not pass for good ones.
+            if not self._closing:
+                _log.warning("segment %d at %d: unreadable: %s", job.place.segment, job.offset, problem)
+            return _NOT_A_ROOT, b""
+        digests = chunk_digests(payload)
         packed = struct.pack(f"<{len(digests)}Q", *digests) if job.size > CHUNK_BYTES else b""
         return root_digest(digests), packed

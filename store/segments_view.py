@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from moonpool.errors import PeerError, ProtocolError
+from moonpool.errors import PeerError, ProtocolError, TransportUnavailable
 from moonpool.store.records import NodeState
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moonpool.engine.segment import Segment
 
 #: Nearer first: the order in which places are tried.
-_NEARNESS: Final = {"local": 0, "shm": 1}
+_NEARNESS: Final = {"local": 0, "shm": 1, "cxl": 1}
 _FAR: Final = 2
 _SUSPECT: Final = 8
 #: A node that could not be reached is not tried again for so long.
@@ -83,7 +83,7 @@ class Target:
         self.directory = info.directory
         #: Bytes that reads of ours are fetching from it now: the lesser loaded of equal places is chosen.
         self.loading = 0
-        nearness = _NEARNESS.get(peer.paths[0].transport, _FAR) if peer.paths else _FAR
+        nearness = _NEARNESS.get(peer.first_ways.get(info.data, ""), _FAR)
         self.nearness = nearness + (_SUSPECT if info.state == NodeState.SUSPECT else 0)
 
     @property
@@ -158,6 +158,8 @@ class SegmentsView:
             peer = self._peer(info)
             if not (peer.knows(info.data) and peer.knows(info.directory)):
                 self._engine.refresh(peer)
+            if peer.knows(info.data) and info.data not in peer.first_ways:
+                raise _out_of_reach(info, peer)
             made = Target(info, peer)
         with self._lock:
             if self._infos.get(segment_id) == info and self._peers.get(known) is peer:
@@ -225,3 +227,17 @@ class SegmentsView:
         for segment_id in [i for i, one in self._targets.items() if one.peer is peer]:
             del self._targets[segment_id]
         self._engine.close_segment(peer)
+
+
+def _out_of_reach(info: SegmentInfo, peer: Segment) -> TransportUnavailable:
+    """The error for payload that no transport of ours gets at."""
+    lies = peer.region(info.data).location
+    reasons = "; ".join(text for (of, _), text in peer.unreachable.items() if of == info.data)
+    return TransportUnavailable(
+        f"the payload of {info.name} lies at {lies}, which none of this pool's transports reaches"
+        + (f" ({reasons})" if reasons else ""),
+        "add the transport of that kind of place to the engine's transports (--transports, "
+        "MOONPOOL_TRANSPORTS); `moonpool doctor` tells which can run here",
+        peer=info.endpoint,
+        segment=info.name,
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from moonpool.cli.options import ExitCode, Size, json_option
+from moonpool.cli.options import ExitCode, Size, json_option, transports_option
 from moonpool.cli.pool_options import SECTIONS, config_option
 from moonpool.cli.serving import (
     StopSignals,
@@ -40,11 +40,18 @@ LOOK_S: Final = 0.1
 @click.option("--memory", type=Size(), help="Payload that it holds, such as 4GiB.  [default: 1GiB]")
 @click.option("--segments", type=click.IntRange(1, 1_024), help="Parts that it is cut into.  [default: 1]")
 @click.option("--huge-pages", is_flag=True, default=None, help="From the system's huge pages.")
+@click.option(
+    "--on",
+    "backing",
+    metavar="PLACE",
+    help="Keep payload there instead of in memory: file:PATH, nvme:DEVICE or dax:DEVICE.",
+)
 @click.option("--location", help='Where it lies, such as "cpu:1".')
 @click.option("--name", help="What the pool calls this node.  [default: host name and process id]")
 @click.option("--bind", "bind_host", metavar="HOST", help="Address that it listens on.  [default: 127.0.0.1]")
 @click.option("--advertise", "advertise_host", metavar="HOST", help="Address that others are told.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="TCP port of the data; 0: any.")
+@transports_option
 @http_option
 @log_option
 @click.pass_context
@@ -75,12 +82,12 @@ def make_config(settings: Settings, options: dict[str, Any]) -> NodeConfig:
     """The whole config: file, environment, options."""
     from moonpool.store.node_config import NodeConfig
 
-    engine = {name: options[name] for name in ("bind_host", "advertise_host", "port")}
+    engine = {name: options[name] for name in ("bind_host", "advertise_host", "port", "transports")}
     given = {
         "addresses": options["masters"] or None,
         "engine": settings.engine(engine),
         "http": http_config(settings, options["http"]),
-        **{name: options[name] for name in ("segments", "huge_pages", "location", "name")},
+        **{name: options[name] for name in ("segments", "huge_pages", "location", "name", "backing")},
     }
     named = "addresses" in settings.tables.get("node", {}) or "MOONPOOL_NODE_ADDRESSES" in settings.environ
     if given["addresses"] is None and not named:

@@ -50,6 +50,26 @@ class Size(_IntegerParam):
             self.fail(exc.message, param, ctx)
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names with commas between them."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """The names, without white space around them."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(word.strip() for word in str(value).split(",") if word.strip())
+
+
+transports_option = click.option(
+    "--transports",
+    type=Names(),
+    metavar="NAME,...",
+    help="Ways that bytes may go; `moonpool doctor` lists them.  [env var: MOONPOOL_TRANSPORTS]",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 

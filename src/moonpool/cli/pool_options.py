@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from moonpool.cli.options import transports_option
+
 if TYPE_CHECKING:
     from moonpool.store.client import Pool
 
@@ -28,7 +30,7 @@ SECTIONS: Final = ("client", "events", "http", "journal", "master", "node", "rpc
 
 
 def pool_options(function: _Function) -> _Function:
-    """Adds --master, --tenant, --config: give what they bring to `open_pool`."""
+    """Adds --master, --transports, --tenant, --config: give what they bring to `open_pool`."""
     options = (
         click.option(
             "--master",
@@ -37,6 +39,7 @@ def pool_options(function: _Function) -> _Function:
             metavar="ADDRESS",
             help="host:port, a socket's path, or @name; repeatable.  [env var: MOONPOOL_CLIENT_ADDRESSES]",
         ),
+        transports_option,
         click.option("--tenant", help="Whose keys.  [env var: MOONPOOL_CLIENT_TENANT]"),
         config_option,
     )
@@ -55,7 +58,7 @@ def open_pool(options: dict[str, Any]) -> Pool:
     given = {
         "addresses": options["masters"] or None,
         "tenant": options["tenant"],
-        "engine": settings.engine(),
+        "engine": settings.engine({"transports": options["transports"]}),
     }
     config = settings.build(ClientConfig, "client", given)
     if not config.addresses:

@@ -263,6 +263,8 @@ class Openings:
 
     def _reach(self, peer: Peer, segment: Segment, region: RemoteRegion) -> None:
         reached = [transport.name for transport in self._transports if transport.reach(peer, segment, region)]
+        if reached:
+            segment.first_ways[region.handle] = reached[0]
         if reached or peer.is_self:
             return
         if segment.was_stale(region.handle):

@@ -31,6 +31,8 @@ class Segment:
         self.paths: list[PathInfo] = []
         self.mappings: dict[int, SharedMemory] = {}
         self.unreachable: dict[tuple[int, str], str] = {}
+        #: By region: the first transport that reaches it; none for one that is not there.
+        self.first_ways: dict[int, str] = {}
         #: Held while regions are taken in, made reachable, or made stale: never two of these at once.
         self.changing = threading.RLock()
         self._regions: dict[int, RemoteRegion] = {}
@@ -79,6 +81,7 @@ class Segment:
     def forget(self, handle: int, timeout_s: float) -> bool:
         """Make a region stale and unmap it; False when a running batch may still touch it after the wait."""
         with self.changing:
+            self.first_ways.pop(handle, None)
             if self._regions.pop(handle, None) is None or not self.native.has_region(handle):
                 return True
             ended = self.native.drop_region(handle, timeout_s)
