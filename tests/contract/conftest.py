@@ -2,16 +2,22 @@
 
 A pair lives in this one process, so that a test can look at both ends of a transfer; `local` pairs an engine
 with itself. tests/integration runs the same engines as processes of their own.
+
+MOONPOOL_CONTRACT_WAYS chooses ways by shell patterns, with commas between ("file*,nvmeof"); ways that need
+special hardware run only when they are named there. A test that needs the target's memory is marked with
+`memory_only` and why; it is left out for ways whose regions have no address.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import gc
 import os
+import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,12 @@ import numpy.typing as npt
 import pytest
 
 from moonpool import Access, Engine, Region, Segment
+
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+
+from fabric_ways.far import FarBytes, Place, Way  # noqa: E402
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,27 +42,6 @@ GUARD = 0xA5
 SECRET = b"a secret of the contract suite"
 #: Settings of every engine unless its way says otherwise: bounds that end a broken test soon.
 BOUNDS: dict[str, Any] = {"transfer_timeout_ms": 20_000, "stall_timeout_ms": 8_000, "lanes_per_peer_max": 4}
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to move bytes: the transports of the initiator, and what kind of memory the target offers."""
-
-    name: str
-    transports: tuple[str, ...]
-    config: dict[str, Any] = field(default_factory=dict)
-    foreign: bool = False
-    to_itself: bool = False
-
-    @property
-    def transport(self) -> str:
-        """The transport that the segment's first path must have."""
-        return self.transports[0]
-
-    @property
-    def by_lane(self) -> bool:
-        """True when bytes go through a socket."""
-        return self.transport == "tcp"
 
 
 WAYS = [
@@ -65,6 +56,18 @@ WAYS = [
     Way("shm-secret", ("shm",), {"cluster_secret": SECRET}),
     Way("tcp-secret", ("tcp",), {"cluster_secret": SECRET}),
 ]
+
+
+def chosen_ways(ways: Sequence[Way], wanted: str | None) -> list[Way]:
+    """The ways that a run is over: by patterns, or all that every machine has."""
+    if wanted is None:
+        return [way for way in ways if not way.on_request]
+    patterns = [pattern.strip() for pattern in wanted.split(",")]
+    chosen = [way for way in ways if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in patterns)]
+    if not chosen:
+        names = ", ".join(way.name for way in ways)
+        raise pytest.UsageError(f"MOONPOOL_CONTRACT_WAYS={wanted!r} names no way; there are {names}")
+    return chosen
 
 
 def make_pattern(size: int, seed: int = 0) -> Bytes:
@@ -110,17 +113,34 @@ class Pair:
     target: Engine
     segment: Segment
     name: str
+    place: Place | None = None
 
-    def offer(self, size: int, access: Access = Access.READ_WRITE, seed: int = 1) -> tuple[Region, Bytes]:
-        """A region of the target filled with a pattern, of the kind the way is for, known to the segment."""
-        if self.way.foreign:
+    def offer(
+        self,
+        size: int,
+        access: Access = Access.READ_WRITE,
+        seed: int = 1,
+        *,
+        granted: bool = False,
+        refresh: bool = True,
+    ) -> tuple[Region, Any]:
+        """A region of the target filled with a pattern, of the kind the way is for, known to the segment.
+
+        Its bytes come along, as an array or as `FarBytes`.
+        """
+        content: Any
+        if self.place is not None:
+            region, store = self.place.offer(self.target, size, access, granted)
+            content = FarBytes(store, 0, size)
+            content[:] = make_pattern(size, seed)
+        elif self.way.foreign:
             content = make_pattern(size, seed)
             region = self.target.register(content, access=access)
         else:
-            region = self.target.allocate(size, access=access)
+            region = self.target.allocate(size, access=access, granted=granted)
             content = np.frombuffer(region.view, dtype=np.uint8)[:size]
             content[:] = make_pattern(size, seed)
-        if not self.way.to_itself:
+        if refresh and not self.way.to_itself:
             self.initiator.refresh(self.segment)
         return region, content
 
@@ -134,19 +154,41 @@ class Pair:
 
 @contextlib.contextmanager
 def open_pair(way: Way, **changes: Any) -> Iterator[Pair]:
-    """Makes a pair and closes both ends."""
+    """Makes a pair and closes both ends, then what held the bytes."""
     config = {**BOUNDS, **way.config, **changes}
-    with Engine(transports=way.transports, **config) as initiator:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(way.place()) if way.place is not None else None
+        initiator = stack.enter_context(Engine(transports=way.transports, **config))
         if way.to_itself:
-            yield Pair(way, initiator, initiator, initiator.open(initiator.endpoint), initiator.endpoint)
+            yield Pair(
+                way, initiator, initiator, initiator.open(initiator.endpoint), initiator.endpoint, place
+            )
             return
-        with Engine(transports=("shm", "tcp"), **config) as target:
-            segment = initiator.open(target.endpoint)
-            assert segment.paths[0].transport == way.transport
-            yield Pair(way, initiator, target, segment, target.endpoint)
+        target = stack.enter_context(Engine(transports=way.target_transports, **config))
+        segment = initiator.open(target.endpoint)
+        assert segment.paths[0].transport == way.transport
+        yield Pair(way, initiator, target, segment, target.endpoint, place)
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def pytest_configure(config: pytest.Config) -> None:
+    """Tells of the marker of this folder."""
+    config.addinivalue_line("markers", "memory_only(why): needs memory of the target's process")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what needs memory for ways whose regions have no address."""
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        way = getattr(item, "callspec", None) and item.callspec.params.get("way")  # type: ignore[attr-defined]
+        far = isinstance(way, Way) and not way.in_memory
+        (left_out if far and item.get_closest_marker("memory_only") else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+@pytest.fixture(params=chosen_ways(WAYS, os.environ.get("MOONPOOL_CONTRACT_WAYS")), ids=lambda way: way.name)
 def way(request: pytest.FixtureRequest) -> Way:
     chosen: Way = request.param
     return chosen

@@ -124,6 +124,7 @@ def test_any_host_buffer_can_be_read_into_and_written_from(pair: Any, pattern: A
     assert np.array_equal(seen[:100], pattern(SIZE, 9)[8:108])
 
 
+@pytest.mark.memory_only("registers foreign memory with the target")
 @any_maker
 def test_any_host_buffer_can_be_registered(pair: Any, pattern: Any, way: Any, make: Any) -> None:
     theirs, there = make(SIZE)

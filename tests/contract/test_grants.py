@@ -22,10 +22,13 @@ LATER_MS = 600_000
 
 def offer_granted(pair: Any) -> Any:
     """A region of the target that asks for grants, whose clock begins now."""
-    region = pair.target.allocate(SIZE, granted=True)
+    if pair.way.in_memory:
+        region = pair.target.allocate(SIZE, granted=True)
+        if not pair.way.to_itself:
+            pair.initiator.refresh(pair.segment)
+    else:
+        region, _ = pair.offer(SIZE, granted=True)
     pair.target.gate.set_key(KEY, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-    if not pair.way.to_itself:
-        pair.initiator.refresh(pair.segment)
     return region
 
 
@@ -38,6 +41,7 @@ def is_let_in(pair: Any, region: Any, start: int, tag: int) -> bool:
     return bool(batch.status[0] == Status.COMPLETE)
 
 
+@pytest.mark.memory_only("grants are shown over lanes, which carry memory only")
 def test_a_lane_must_show_a_grant(pair: Any, way: Any) -> None:
     region = offer_granted(pair)
     grant = make_grant(KEY, region.handle, 4096, 4096, LATER_MS, 7)
@@ -60,6 +64,7 @@ def test_a_lane_must_show_a_grant(pair: Any, way: Any) -> None:
     assert into == b"granted"
 
 
+@pytest.mark.memory_only("grants are shown over lanes, which carry memory only")
 def test_every_transfer_of_a_batch_shows_its_own(pair: Any, way: Any) -> None:
     region = offer_granted(pair)
     # Large enough to be cut where batches go over several lanes: the cuts carry their transfers' grants.
@@ -87,6 +92,7 @@ def test_every_transfer_of_a_batch_shows_its_own(pair: Any, way: Any) -> None:
         del arrived
 
 
+@pytest.mark.memory_only("grants are shown over lanes, which carry memory only")
 def test_a_key_that_changed_makes_all_grants_wrong(pair: Any, way: Any) -> None:
     region = offer_granted(pair)
     assert is_let_in(pair, region, 0, 7)
@@ -97,6 +103,7 @@ def test_a_key_that_changed_makes_all_grants_wrong(pair: Any, way: Any) -> None:
     assert pair.target.gate.counters()["grants_over"] == way.by_lane
 
 
+@pytest.mark.memory_only("grants are shown over lanes, which carry memory only")
 def test_denied_is_what_was_named_and_nothing_else(pair: Any, way: Any) -> None:
     region = offer_granted(pair)
     gate, now = pair.target.gate, time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -219,8 +219,7 @@ def test_a_child_makes_an_engine_of_its_own(pair: Any, way: Any, pattern: Any) -
     config = {**way.config}
 
     def child() -> None:
-        transports = ("shm", "tcp") if way.to_itself else way.transports
-        with Engine(transports=transports, **config) as engine:
+        with Engine(transports=way.transports, **config) as engine:
             segment = engine.open(pair.name)
             target = bytearray(64 * 1024)
             # Were the parent's memory to be copied on write, the child would see its own copy of it.
@@ -291,7 +290,7 @@ def test_secrets_must_agree(way: Any, mine: bytes | None, theirs: bytes | None) 
         return  # no port is passed on the way to oneself
     config = {**way.config, "cluster_secret": None}
     with (
-        Engine(transports=("shm", "tcp"), **{**config, "cluster_secret": theirs}) as target,
+        Engine(transports=way.target_transports, **{**config, "cluster_secret": theirs}) as target,
         Engine(transports=way.transports, **{**config, "cluster_secret": mine}) as initiator,
     ):
         with pytest.raises(AccessDenied, match="secret"):
