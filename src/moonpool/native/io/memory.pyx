@@ -197,19 +197,26 @@ cdef _map(SharedMemory memory, bint prefault):
     cdef int protection = PROT_READ | (PROT_WRITE if memory.writable else 0)
     cdef void* where
     cdef size_t n = memory.size_bytes
-    cdef int rc = 0, advice = MADV_POPULATE_WRITE if memory.owner else MADV_POPULATE_READ
     where = mp_map_aligned(n, protection, memory.fd)
     if where == MAP_FAILED:
         raise _os_error("mmap", n)
     memory.address = <uint64_t><size_t>where
     madvise(where, n, MADV_HUGEPAGE)  # advice only: the kernel may have it switched off
     if prefault:
-        with nogil:
-            if memory.owner and not memory.hugetlb:
-                memory.huge_bytes = mp_make_huge(<char*>where, n)
-            rc = madvise(where, n, advice)
-        if rc != 0 and errno != EINVAL:  # EINVAL: a kernel before 5.14; the pages then fault in one by one
-            raise _os_error("pre-faulting memory", n)
+        prefault_memory(memory)
+
+
+def prefault_memory(SharedMemory memory not None) -> None:
+    """Make every page of a mapping be there now; of our own memory, in huge pages where that can be."""
+    cdef void* where = <void*><size_t>memory.address
+    cdef size_t n = memory.size_bytes
+    cdef int rc = 0, advice = MADV_POPULATE_WRITE if memory.owner else MADV_POPULATE_READ
+    with nogil:
+        if memory.owner and not memory.hugetlb:
+            memory.huge_bytes = mp_make_huge(<char*>where, n)
+        rc = madvise(where, n, advice)
+    if rc != 0 and errno != EINVAL:  # EINVAL: a kernel before 5.14; the pages then fault in one by one
+        raise _os_error("pre-faulting memory", n)
 
 
 cdef _os_error(str doing, uint64_t size_bytes):
