@@ -58,6 +58,12 @@ cdef enum:
     AUTO_PATH = 0xFFFF
     NO_DEADLINE = 0
 
+# Whether the local side of a batch's transfers is memory of a device.
+cdef enum:
+    LOCAL_HOST = 0
+    LOCAL_MIXED = 1      # see `on_device`
+    LOCAL_DEVICE = 2
+
 cdef struct mp_batch:
     int32_t references
     int32_t state
@@ -68,6 +74,7 @@ cdef struct mp_batch:
     uint8_t op
     uint8_t worst            # first failure in transfer order, else COMPLETE
     uint8_t trusted          # local range is a held buffer: no look-up
+    uint8_t device           # LOCAL_*: only paths that take device memory carry such transfers
     uint32_t one_region      # 1: `single` is the storage of every array
     uint64_t n
     uint64_t* local
@@ -87,6 +94,8 @@ cdef struct mp_batch:
     pthread_mutex_t lock
     pthread_cond_t ended
     mp_batch* next
+    uint8_t* on_device       # of a mixed batch, while it runs: 1 for each transfer from or into a device
+    mp_batch* whole          # the batch that this one carries a part of, whose cancel ends it too; or NULL
     void* segment            # mp_segment*; typed where it is used
     int (*run)(void* segment, mp_batch* batch) noexcept nogil
     void* notice             # notification to send after success, owned
@@ -101,6 +110,8 @@ cdef void batch_fail_pending(mp_batch* batch, uint8_t status) noexcept nogil
 cdef void batch_on_stack(mp_batch* batch, int op, uint8_t* status) noexcept nogil
 cdef void batch_off_stack(mp_batch* batch) noexcept nogil
 cdef int batch_interrupted(mp_batch* batch) noexcept nogil
+cdef mp_batch* batch_whole(mp_batch* batch) noexcept nogil
+cdef bint batch_on_device(mp_batch* batch, uint64_t i) noexcept nogil
 
 cdef class Batch:
     cdef mp_batch* raw

@@ -100,10 +100,20 @@ cdef void batch_fail_pending(mp_batch* batch, uint8_t status) noexcept nogil:
             batch.status[i] = status
 
 
+cdef mp_batch* batch_whole(mp_batch* batch) noexcept nogil:
+    """The batch that callers know and cancel: itself, unless it carries a part of another one."""
+    return batch.whole if batch.whole != NULL else batch
+
+
+cdef bint batch_on_device(mp_batch* batch, uint64_t i) noexcept nogil:
+    """True when the local side of transfer i is memory of a device, which the CPU must not touch."""
+    return batch.device != LOCAL_HOST and (batch.device == LOCAL_DEVICE or batch.on_device[i])
+
+
 cdef int batch_interrupted(mp_batch* batch) noexcept nogil:
     """Why to stop (CANCELLED, what its segment died of, TIMED_OUT), or 0: asked between pieces of long work."""
     cdef int32_t dead
-    if mp_load32(&batch.cancel):
+    if mp_load32(&batch_whole(batch).cancel):
         return CANCELLED
     if batch.segment_dead != NULL:
         dead = mp_load32(batch.segment_dead)
@@ -321,6 +331,7 @@ cdef class Batch:
                 )
         self.holds = held
         batch.trusted = 1
+        batch.device = LOCAL_DEVICE if held.on_device else LOCAL_HOST
 
     def attach_grants(self, grants) -> None:
         """Show these grants, 24 bytes for each transfer, with the batch's WRITEs. A buffer, which is copied."""

@@ -21,6 +21,7 @@ from moonpool.native.io.batch cimport (
     PROTOCOL,
     STALLED,
     batch_interrupted,
+    batch_whole,
     mp_batch,
     Batch,
     batch_off_stack,
@@ -117,7 +118,7 @@ cdef class Dialing:
 
 cdef int ask_connector(mp_lanes* lanes, mp_batch* batch, double timeout_s, int* fd) noexcept with gil:
     cdef Dialing dialing = Dialing.__new__(Dialing)
-    dialing.batch = batch
+    dialing.batch = batch_whole(batch)
     dialing.fd = -1
     try:
         fd[0] = (<object><PyObject*>lanes.connector)(timeout_s, dialing)
@@ -212,19 +213,21 @@ cdef void give_back(mp_lanes* lanes, mp_lane* lane, bint good) noexcept nogil:
 
 cdef int board(mp_lane* lane, mp_batch* batch, mp_lanes* lanes) noexcept nogil:
     """Tie a batch to its lane, so that cancel can tear the lane down. A status."""
-    lane.stream.cancel = &batch.cancel
+    cdef mp_batch* whole = batch_whole(batch)
+    lane.stream.cancel = &whole.cancel
     lane.stream.dead = batch.segment_dead
     lane.stream.deadline_ns = batch.deadline_ns
-    pthread_mutex_lock(&batch.lock)
-    batch.lane_fd = lane.stream.fd
-    pthread_mutex_unlock(&batch.lock)
+    pthread_mutex_lock(&whole.lock)
+    whole.lane_fd = lane.stream.fd
+    pthread_mutex_unlock(&whole.lock)
     return batch_interrupted(batch)
 
 
 cdef void alight(mp_lane* lane, mp_batch* batch) noexcept nogil:
-    pthread_mutex_lock(&batch.lock)
-    batch.lane_fd = -1
-    pthread_mutex_unlock(&batch.lock)
+    cdef mp_batch* whole = batch_whole(batch)
+    pthread_mutex_lock(&whole.lock)
+    whole.lane_fd = -1
+    pthread_mutex_unlock(&whole.lock)
     lane.stream.cancel = NULL
     lane.stream.dead = NULL
     lane.stream.deadline_ns = 0

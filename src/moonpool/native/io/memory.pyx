@@ -239,25 +239,41 @@ cdef struct DLTensor:
 
 cdef enum:
     DL_CPU = 1
+    DL_CUDA = 2
     DL_CUDA_HOST = 3
+    DL_ROCM = 10
     DL_ROCM_HOST = 11
+    DL_EXT_DEV = 12
+    DL_CUDA_MANAGED = 13
+    DL_MAIA = 17
 
 
 @cython.no_gc_clear  # else a collection drops the buffer's owner, and the export is never given back
 cdef class BufferHold:
-    """A foreign host buffer held in place: its address and length, valid until this object is released.
+    """A foreign buffer held in place: its address and length, valid until this object is released.
 
-    Accepts the buffer protocol, ``__array_interface__`` and DLPack, C-contiguous. Device memory is refused with
-    UnsupportedMemory, which names the transport that takes it.
+    Accepts the buffer protocol, ``__array_interface__`` and DLPack, C-contiguous. Device memory
+    (``__cuda_array_interface__``, DLPack) is taken with ``device``, and `on_device` is then set; else it is refused
+    with UnsupportedMemory, which names the transport that takes it.
     """
 
-    def __init__(self, source, *, bint writable):
+    def __init__(self, source, *, bint writable, bint device=False):
+        self.ordinal = -1
+        self.device = device
         if isinstance(source, int):
             raise UsageError("got an integer where a buffer is expected; addresses must lie in registered memory")
         if hasattr(source, "__cuda_array_interface__"):
-            raise UnsupportedMemory("it is device memory (it has __cuda_array_interface__)", "cuda")
+            if not device:
+                raise UnsupportedMemory("it is device memory (it has __cuda_array_interface__)", "cuda")
+            self._take_cuda_array(source)
+            self._check_writable(writable)
+            return
         if hasattr(source, "__dlpack_device__"):
             self._check_device(source.__dlpack_device__())
+            if self.on_device:
+                self._take_dlpack(source)
+                self._check_writable(writable)
+                return
         if PyObject_CheckBuffer(source):
             self._take_buffer(source, writable)
         elif hasattr(source, "__array_interface__"):
@@ -269,13 +285,29 @@ cdef class BufferHold:
                 f"{type(source).__name__} is no buffer: pass an object with the buffer protocol, "
                 "__array_interface__ or DLPack (bytes, bytearray, memoryview, numpy, torch on CPU)"
             )
+        self._check_writable(writable)
+
+    def _check_writable(self, bint writable):
         if writable and not self.writable:
             raise UsageError("this buffer is read-only, but the transfer would write into it")
 
     def _check_device(self, device):
         kind = int(device[0])
-        if kind not in (DL_CPU, DL_CUDA_HOST, DL_ROCM_HOST):
+        if kind in (DL_CPU, DL_CUDA_HOST, DL_ROCM_HOST):
+            return
+        if not self.device:
             raise UnsupportedMemory(f"it is device memory (DLPack device type {kind})", "cuda")
+        if kind not in (DL_CUDA, DL_ROCM, DL_EXT_DEV, DL_CUDA_MANAGED, DL_MAIA):
+            raise UnsupportedMemory(f"no device runtime is known for its memory (DLPack device type {kind})")
+        self.on_device = True
+        self.ordinal = int(device[1])
+
+    def _take_cuda_array(self, source):
+        about = source.__cuda_array_interface__
+        self._take_array(source, about)
+        stream = about.get("stream")
+        self.stream = 0 if stream is None else int(stream)
+        self.on_device = True
 
     def _take_buffer(self, source, bint writable):
         flags = PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
@@ -294,11 +326,13 @@ cdef class BufferHold:
         self.writable = not self.view.readonly
 
     def _take_array_interface(self, source):
-        about = source.__array_interface__
+        self._take_array(source, source.__array_interface__)
+
+    def _take_array(self, source, about):
         data, kind = about.get("data"), about["typestr"]
         if not isinstance(data, tuple):
             # It may be a buffer instead, whose first byte would then pass for an address.
-            raise UsageError("__array_interface__ gives no data pointer: pass the buffer itself")
+            raise UsageError("its array interface gives no data pointer: pass the buffer itself")
         if kind[1] not in "biufcSV":
             raise UsageError(f"elements of type {kind!r} are no plain bytes: pass a view of the array as uint8")
         size = int(kind[2:])
@@ -307,7 +341,7 @@ cdef class BufferHold:
             if stride is not None and extent != 1 and stride != size:
                 raise UsageError("this array is strided: pass a C-contiguous one")
             if extent < 0:
-                raise UsageError(f"__array_interface__ gives the impossible shape {about['shape']}")
+                raise UsageError(f"its array interface gives the impossible shape {about['shape']}")
             size *= int(extent)
         self.keep = source
         self.address = int(data[0])

@@ -10,6 +10,7 @@ cdef enum:
     LOCAL_WRITABLE = 4     # this process may read into it; peers never see the bit
     GRANTED = 8            # a peer's WRITE over a lane shows a grant; peers never see the bit
     UNMAPPED = 16          # bytes without an address in this process (a file, a device): no lane carries them
+    DEVICE = 32            # with UNMAPPED: `base` is an address of a device, which no CPU may touch
     EXTRAS = 8             # what transports keep for a region, one place each
     EXTRA_RDMA = 0
     EXTRA_FILE = 1
@@ -29,11 +30,17 @@ cdef struct mp_region:
     uint8_t write_key[16]
     void* extra[8]         # by EXTRA_*: local keys of a NIC, say; valid while the handle is, inside the guard
 
+# What `regions_cover` says of a range: nothing there, bytes that the CPU reaches, bytes of a device.
+cdef enum:
+    COVER_NONE = 0
+    COVER_HOST = 1
+    COVER_DEVICE = 2
+
 cdef struct mp_span:
     uint64_t base
     uint64_t end
     uint32_t slot
-    uint32_t writable
+    uint32_t bits          # of the region's access: LOCAL_WRITABLE, DEVICE
 
 cdef struct mp_regions:
     mp_guard guard
@@ -44,7 +51,7 @@ cdef struct mp_regions:
     uint32_t live
     mp_grants grants       # for all regions with GRANTED
 
-cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil
+cdef int regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil
 cdef mp_region* regions_find(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil
 cdef int regions_resolve(mp_regions* table, const uint8_t* entry, uint32_t need, char** where,
                          uint64_t* length) noexcept nogil

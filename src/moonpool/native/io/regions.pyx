@@ -58,10 +58,12 @@ cdef mp_span* span_of(mp_regions* table, uint64_t address, uint64_t length) noex
     return span
 
 
-cdef bint regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil:
-    """True when one live region holds the whole range (and may be written here). Lock held by the caller."""
+cdef int regions_cover(mp_regions* table, uint64_t address, uint64_t length, bint writing) noexcept nogil:
+    """COVER_* of the live region that holds the whole range (and may be written here). Lock held by the caller."""
     cdef mp_span* span = span_of(table, address, length)
-    return span != NULL and (span.writable or not writing)
+    if span == NULL or (writing and not span.bits & LOCAL_WRITABLE):
+        return COVER_NONE
+    return COVER_DEVICE if span.bits & DEVICE else COVER_HOST
 
 
 cdef mp_region* regions_find(mp_regions* table, uint64_t address, uint64_t length) noexcept nogil:
@@ -138,11 +140,12 @@ cdef class LocalRegions:
     def add(self, uint64_t address, uint64_t length, uint32_t access, bytes read_key, bytes write_key) -> int:
         """Register a range: its handle. UsageError when it overlaps one, LimitExceeded when the table is full.
 
-        With UNMAPPED in `access` the address is 0: the region has bytes that only some transports reach.
+        With UNMAPPED in `access` the address is 0: the region has bytes that only some transports reach. With DEVICE
+        too it is a device's: a range that only paths which say so take as their local side.
         """
         cdef mp_regions* table = self.table
         cdef uint32_t slot, place = 0
-        cdef bint unmapped = access & UNMAPPED
+        cdef bint unmapped = access & UNMAPPED and not access & DEVICE
         if length == 0 or (address == 0) != unmapped or address + length < address:
             raise UsageError(f"cannot register {length} bytes at {address:#x}")
         if len(read_key) != KEY_BYTES or len(write_key) != KEY_BYTES:
@@ -173,7 +176,7 @@ cdef class LocalRegions:
         memset(region.extra, 0, sizeof(region.extra))
         if not unmapped:
             memmove(&table.order[place + 1], &table.order[place], (table.live - place) * sizeof(mp_span))
-            table.order[place] = mp_span(address, address + length, slot, access & LOCAL_WRITABLE)
+            table.order[place] = mp_span(address, address + length, slot, access & (LOCAL_WRITABLE | DEVICE))
             table.live += 1
         mp_guard_unlock(&table.guard)
         return region.handle

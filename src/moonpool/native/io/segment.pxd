@@ -38,6 +38,7 @@ cdef struct mp_path:
     uint16_t id
     int (*run)(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept nogil
     void* context
+    uint32_t device           # 1: it takes transfers whose local side is memory of a device
     mp_path_stats stats
 
 cdef struct mp_segment:
@@ -52,6 +53,7 @@ cdef struct mp_segment:
     void* lanes               # mp_lanes* that notifications go by, or NULL
 
 cdef int segment_run(void* context, mp_batch* batch) noexcept nogil
+cdef void segment_offer(mp_segment* segment, mp_batch* batch, mp_path* but) noexcept nogil
 cdef int segment_check(mp_segment* segment, mp_batch* batch, uint64_t i, mp_remote_region** region) noexcept nogil
 cdef bint path_takes(mp_path* path, mp_batch* batch, uint64_t i) noexcept nogil
 

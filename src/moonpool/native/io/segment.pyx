@@ -10,7 +10,11 @@ from libc.string cimport memcpy, memset
 from moonpool.native.io.batch cimport (
     AUTO_PATH,
     COMPLETE,
+    LOCAL_DEVICE,
+    LOCAL_HOST,
+    LOCAL_MIXED,
     NOT_REGISTERED,
+    NO_MEMORY,
     OP_READ,
     OP_WRITE,
     OUT_OF_RANGE,
@@ -21,6 +25,7 @@ from moonpool.native.io.batch cimport (
     Batch,
     UNSUPPORTED,
     batch_fail_pending,
+    batch_on_device,
     batch_off_stack,
     batch_on_stack,
     plain_batch,
@@ -41,7 +46,15 @@ from moonpool.native.io.guard cimport (
     mp_now_ns,
     mp_store32,
 )
-from moonpool.native.io.regions cimport ACCESS_READ, ACCESS_WRITE, KEY_BYTES, LocalRegions, regions_cover
+from moonpool.native.io.regions cimport (
+    ACCESS_READ,
+    ACCESS_WRITE,
+    COVER_DEVICE,
+    COVER_NONE,
+    KEY_BYTES,
+    LocalRegions,
+    regions_cover,
+)
 
 from moonpool.errors import LimitExceeded, OutOfMemory, RevokeIncomplete, StaleHandle, UsageError
 
@@ -56,7 +69,7 @@ cdef enum:
 
 cdef bint path_takes(mp_path* path, mp_batch* batch, uint64_t i) noexcept nogil:
     """True when transfer i is still to be done and may go by this path."""
-    if batch.status[i] != PENDING:
+    if batch.status[i] != PENDING or (batch.device and not path.device and batch_on_device(batch, i)):
         return False
     return batch.path == NULL or batch.path[i] == AUTO_PATH or batch.path[i] == path.id
 
@@ -77,27 +90,56 @@ cdef int segment_check(mp_segment* segment, mp_batch* batch, uint64_t i, mp_remo
 
 
 cdef uint32_t enter_own(mp_regions* own, mp_batch* batch) noexcept nogil:
-    """Enter the own table; transfers whose local range is not registered fail here."""
-    cdef uint64_t i = 0, stop
+    """Enter the own table; transfers whose local range is not registered fail here. Notes which are a device's."""
+    cdef uint64_t i = 0, stop, on_device = 0
     cdef uint32_t ticket
+    cdef int covered
     mp_guard_lock(&own.guard)
     ticket = mp_guard_enter_locked(&own.guard)
     while i < batch.n:
         stop = i + LOOKUPS_AT_ONCE if batch.n - i > LOOKUPS_AT_ONCE else batch.n
         while i < stop:
-            if not regions_cover(own, batch.local[i], batch.length[i], batch.op == OP_READ):
+            covered = regions_cover(own, batch.local[i], batch.length[i], batch.op == OP_READ)
+            if covered == COVER_NONE:
                 batch.status[i] = NOT_REGISTERED
+            elif covered == COVER_DEVICE:
+                on_device += 1
+                note_device(batch, i)
             i += 1
         if i < batch.n:
             mp_guard_unlock(&own.guard)
             mp_guard_lock(&own.guard)
     mp_guard_unlock(&own.guard)
+    if on_device == batch.n:
+        free(batch.on_device)
+        batch.on_device = NULL
+        batch.device = LOCAL_DEVICE
     return ticket
+
+
+cdef void note_device(mp_batch* batch, uint64_t i) noexcept nogil:
+    """The local side of transfer i is memory of a device: from here on `path_takes` keeps it from the CPU's paths."""
+    if batch.on_device == NULL:
+        batch.on_device = <uint8_t*>calloc(batch.n, 1)
+        batch.device = LOCAL_MIXED
+    if batch.on_device == NULL:
+        batch.status[i] = NO_MEMORY
+        batch.device = LOCAL_HOST
+        return
+    batch.on_device[i] = 1
+
+
+cdef void segment_offer(mp_segment* segment, mp_batch* batch, mp_path* but) noexcept nogil:
+    """Offer a batch to each path in turn, but one: that of who carries it in parts. Guards entered by the caller."""
+    cdef uint32_t k
+    for k in range(segment.n_paths):
+        if &segment.paths[k] != but and segment.paths[k].run(&segment.paths[k], segment, batch) == 0:
+            break
 
 
 cdef int segment_run(void* context, mp_batch* batch) noexcept nogil:
     cdef mp_segment* segment = <mp_segment*>context
-    cdef uint32_t own_ticket = 0, ticket, k
+    cdef uint32_t own_ticket = 0, ticket
     cdef uint64_t i
     cdef mp_remote_region* region
     cdef int status
@@ -121,12 +163,13 @@ cdef int segment_run(void* context, mp_batch* batch) noexcept nogil:
                     batch.status[i] = <uint8_t>status
                 elif batch.length[i] == 0:
                     batch.status[i] = COMPLETE
-        for k in range(segment.n_paths):
-            if segment.paths[k].run(&segment.paths[k], segment, batch) == 0:
-                break
+        segment_offer(segment, batch, NULL)
     mp_guard_leave(&segment.guard, ticket)
     if not batch.trusted:
         mp_guard_leave(&segment.own.guard, own_ticket)
+        free(batch.on_device)
+        batch.on_device = NULL
+        batch.device = LOCAL_HOST
     return 0
 
 
