@@ -238,7 +238,7 @@ class Offering:
                 "the region is not engine memory and cannot be mapped", region=region.handle
             )
         writable = bool(access & Access.WRITE)
-        self._note_grant(region, session, process_vm=False, writes=writable)
+        self.note_given(region.handle, session, writes=writable)
         fd = region.memory.fd if writable else self._read_only_fd(region, region.memory)
         return Reply({"offset": 0, "size": region.memory.size_bytes, "writable": writable}, [fd])
 
@@ -257,17 +257,19 @@ class Offering:
         region, access = self._asked_region(session, params)
         if session.peer_pid is None:
             raise UnsupportedOperation("process_vm is granted only to a process that the kernel names")
-        self._note_grant(region, session, process_vm=True, writes=bool(access & Access.WRITE))
+        self.note_given(region.handle, session, writes=bool(access & Access.WRITE), process_vm=True)
         return {}
 
-    def _note_grant(self, region: Region, session: SessionInfo, *, process_vm: bool, writes: bool) -> None:
-        """Put it into the book while the region is live: a revoke that comes later then sees the grant."""
+    def note_given(
+        self, handle: int, session: SessionInfo, *, writes: bool, process_vm: bool = False
+    ) -> None:
+        """Put it into the book while the region is live: a revoke that comes later then sees it."""
         with self._lock:
-            if region.handle not in self._regions:
-                raise StaleHandle(region=region.handle)
-            self.grants.note(region.handle, session, process_vm=process_vm)
+            if handle not in self._regions:
+                raise StaleHandle(region=handle)
+            self.grants.note(handle, session, process_vm=process_vm)
             if writes:
-                self.writers.note(region.handle, session)
+                self.writers.note(handle, session)
 
 
 def _own_method(method: OwnMethod) -> Handler:

@@ -187,7 +187,7 @@ class Openings:
         if known is not None:
             session.close()
             return known
-        if any(transport.name == "shm" for transport in self._transports):
+        if any(transport.capabilities.over_unix for transport in self._transports):
             try:
                 nearer = self._control.connect(unix_name_of(found), found, UNIX_TRY_S)
             except MoonpoolError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from moonpool.engine.memory_room import check_request
 from moonpool.engine.region import Region
@@ -13,12 +13,12 @@ from moonpool.units import MS_PER_S
 
 if TYPE_CHECKING:
     from moonpool.config import EngineConfig
-    from moonpool.engine.control import ControlService
+    from moonpool.engine.control import ControlService, SessionInfo
     from moonpool.engine.offering import Offering
     from moonpool.engine.opening import Openings
     from moonpool.native.io.regions import LocalRegions
     from moonpool.native.io.server import TargetServer
-    from moonpool.transport.base import Transport
+    from moonpool.transport.base import OwnerSession, Transport
 
 
 @final
@@ -33,6 +33,10 @@ class OwnerHost:
     def region(self, handle: int) -> Region:
         """A live region of this engine; StaleHandle otherwise."""
         return self._offering.get(handle)
+
+    def given(self, handle: int, session: OwnerSession, *, writes: bool) -> None:
+        """A session of ours gets the region's bytes; StaleHandle when it is not live."""
+        self._offering.note_given(handle, cast("SessionInfo", session), writes=writes)
 
 
 class OwnMemory:
@@ -112,6 +116,10 @@ class OwnMemory:
                 "name its transport in the config field transports",
             )
         try:
+            if access & Access.WRITE and not backing.writable:
+                raise UsageError(
+                    f"{location} cannot be written here: offer it with access=Access.READ", field="access"
+                )
             region = self._offering.add(backing, Access(access), backing.location, granted=granted)
         except BaseException:
             backing.close()

@@ -13,7 +13,7 @@ from moonpool.native.io.segment import NativeSegment
 if TYPE_CHECKING:
     from moonpool.engine.peers import Peer
     from moonpool.native.io.memory import SharedMemory
-    from moonpool.transport.base import PathInfo
+    from moonpool.transport.base import PathInfo, Releasable
 
 
 @final
@@ -33,6 +33,7 @@ class Segment:
         self.unreachable: dict[tuple[int, str], str] = {}
         #: By region: the first transport that reaches it; none for one that is not there.
         self.first_ways: dict[int, str] = {}
+        self._held: dict[int, list[Releasable]] = {}
         #: Held while regions are taken in, made reachable, or made stale: never two of these at once.
         self.changing = threading.RLock()
         self._regions: dict[int, RemoteRegion] = {}
@@ -90,7 +91,16 @@ class Segment:
                 self.native.release_mapping(mapping)
                 if not mapping.exported:  # else it goes with the last view of it
                     mapping.close()
+            for thing in self._held.pop(handle, ()):
+                if ended:  # else it goes with the segment, which the running batch keeps
+                    self.native.release_mapping(thing)
+                    thing.close()
             return ended
+
+    def hold(self, handle: int, thing: Releasable) -> None:
+        """Keep what a transport reaches a region by; closed when the region is forgotten and unused."""
+        with self.changing:
+            self._held.setdefault(handle, []).append(thing)
 
     def knows(self, handle: int) -> bool:
         """True while the region is one of the segment's."""

@@ -37,6 +37,7 @@ class Capabilities:
     same_host: bool = False
     other_hosts: bool = False
     device_memory: bool = False
+    over_unix: bool = False  # owners on this host pass something to peers, so these want a unix session
     alignment_bytes: int = 1
     pieces_max: int = 1 << 20
 
@@ -199,6 +200,14 @@ class Host(Protocol):
         """A live region of ours; StaleHandle otherwise."""
         ...
 
+    def given(self, handle: int, session: OwnerSession, *, writes: bool) -> None:
+        """A session gets a region's bytes (a mapping, a descriptor): it is asked when the region is revoked.
+
+        With `writes` it counts as a writer until it lets go or its process ends. StaleHandle when the region
+        is not live any more: then give nothing.
+        """
+        ...
+
 
 class RemoteRegionSide(Protocol):
     """A region of a peer."""
@@ -222,11 +231,23 @@ class RemoteRegionSide(Protocol):
     def attributes(self) -> Mapping[str, bytes]: ...
 
 
+class Releasable(Protocol):
+    """What a transport keeps for one region of a peer: a descriptor, say."""
+
+    def close(self) -> None:
+        """Lets go of it; called once nobody uses the region any more."""
+        ...
+
+
 class SegmentSide(Protocol):
     """An open segment, to which transports add paths and mappings."""
 
     native: NativeSegment
     mappings: dict[int, SharedMemory]
+
+    def hold(self, handle: int, thing: Releasable) -> None:
+        """Keep what a region is reached by (as `keep` of `set_extra`, say) until the region is forgotten."""
+        ...
 
     def note_unreachable(self, handle: int, transport: str, problem: Exception) -> None:
         """Remembers why a transport cannot reach a region."""

@@ -32,7 +32,7 @@ class ShmTransport(PlainTransport):
     """Shared mappings first, then process_vm on the regions that the owner granted."""
 
     name = "shm"
-    capabilities = Capabilities(same_host=True)
+    capabilities = Capabilities(same_host=True, over_unix=True)
 
     def attribute(self, region: OwnRegion) -> bytes | None:
         """How a peer on this host gets at the region: by mapping its memfd, or by process_vm."""
