@@ -39,6 +39,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "moonpool.native.table.chains": ("libxxhash",),
     "moonpool.native.table.object_records": ("libxxhash",),
 }
+# The same for all modules of a folder, and the folders whose headers it uses besides native/io's.
+FOLDER_NEEDS: dict[str, tuple[str, ...]] = {"verbs": ("libibverbs",), "rdma": ("libibverbs",)}
+FOLDER_HEADERS: dict[str, tuple[str, ...]] = {"rdma": ("verbs",)}
 APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
 # xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.
 HEADER_ONLY = ("libxxhash", "libibverbs")
@@ -96,6 +99,7 @@ def declare_extensions() -> list[Extension]:
         folder = pyx.parent
         with_io = name in BOTH_FOLDERS or folder.name not in OWN_FOLDERS
         folders = [folder, PACKAGE / "native" / "io"] if with_io else [folder]
+        folders += [PACKAGE / "native" / other for other in FOLDER_HEADERS.get(folder.name, ())]
         shared = [
             str(path.relative_to(ROOT))
             for pattern in ("*.pxd", "*.h", "*.c")
@@ -158,7 +162,7 @@ class BuildNative(build_ext):
         super().build_extensions()
 
     def usable(self, ext: Extension) -> bool:
-        for library in NEEDS.get(ext.name, ()):
+        for library in NEEDS.get(ext.name, ()) + FOLDER_NEEDS.get(ext.name.split(".")[-2], ()):
             if not has_library(library):
                 message = (
                     f"moonpool: {ext.name} needs {library}, which pkg-config does not know; "
