@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "ls": "moonpool.cli.ls",
     "master": "moonpool.cli.master",
     "node": "moonpool.cli.node",
+    "nvmf": "moonpool.cli.nvmf",
     "put": "moonpool.cli.put",
     "rm": "moonpool.cli.rm",
     "simulate": "moonpool.cli.simulate",
