@@ -21,6 +21,7 @@ from moonpool.units import GIB, KIB, MIB
 
 ENV_PREFIX: Final = "MOONPOOL_"
 TCP_IO_CHOICES: Final = ("auto", "blocking", "epoll", "io_uring")
+COHERENCE_CHOICES: Final = ("coherent", "software")
 METADATA_SCHEMES: Final = ("redis://", "rediss://", "redis+unix://")
 #: A shorter secret could be guessed offline from one recorded handshake.
 SECRET_BYTES_MIN: Final = 16
@@ -29,6 +30,8 @@ NAME_BYTES_MAX: Final = 255
 
 _HOUR_MS: Final = 3_600_000
 _WORD: Final = re.compile(r"[a-z0-9_.-]{1,32}\Z", re.ASCII)
+#: What names far memory on every host that is attached to it (`moonpool topology` prints it).
+_MEMORY: Final = re.compile(r"(uuid:[0-9a-f-]{36}|serial:[0-9a-f]{1,16}(,[0-9a-f]{1,16}){0,15})\Z", re.ASCII)
 
 # Inclusive bounds of the integer fields. The upper ones keep a slip of the pen from exhausting the machine.
 _RANGES: Final[dict[str, tuple[int, int]]] = {
@@ -130,6 +133,10 @@ class EngineConfig:
     non_temporal_min_bytes: int = 32 * KIB
     #: Ask for huge pages (MFD_HUGETLB) in `allocate`; an error when the system has none to give.
     huge_pages: bool = False
+    #: What keeps caches of hosts that share far memory coherent: "coherent" (the hardware) or "software".
+    cxl_coherence: str = "coherent"
+    #: Far memory that engines of other hosts may map by their own device: "uuid:<uuid>", "serial:<hex>".
+    cxl_shared: tuple[str, ...] = ()
     #: How long a published name outlives its process, in milliseconds; renewed at a third of it.
     lease_ms: int = 10_000
 
@@ -255,6 +262,10 @@ def _check_words(config: EngineConfig) -> None:
             raise _wrong(name, value, "must be the name of a congestion control, or empty")
     if config.tcp_io not in TCP_IO_CHOICES:
         raise _wrong("tcp_io", config.tcp_io, f"must be one of {', '.join(TCP_IO_CHOICES)}")
+    if config.cxl_coherence not in COHERENCE_CHOICES:
+        raise _wrong("cxl_coherence", config.cxl_coherence, f"must be one of {', '.join(COHERENCE_CHOICES)}")
+    if not all(_MEMORY.match(name) for name in config.cxl_shared):
+        raise _wrong("cxl_shared", config.cxl_shared, "must hold names such as 'uuid:...' or 'serial:...'")
     if not config.transports or not all(_WORD.match(name) for name in config.transports):
         raise _wrong("transports", config.transports, "must hold at least one name such as 'tcp'")
     if len(set(config.transports)) != len(config.transports):

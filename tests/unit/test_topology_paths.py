@@ -76,7 +76,7 @@ def test_distance_is_zero_only_to_itself_and_symmetric() -> None:
 def test_far_memory_is_nearer_than_the_other_socket() -> None:
     topology = golden("cxl-node-without-cpus")
     near, far = place(topology, "cpu:0"), place(topology, "cpu:1")
-    memory = place(topology, "cpu:2")
+    memory = place(topology, "cxl:2")
     assert distance(topology, near, memory) == 414
     assert distance(topology, near, memory) < distance(topology, far, memory) == 424
 

@@ -6,6 +6,8 @@ another one. Sources: proc(5) on MemAvailable, the kernel's cgroup-v2 document o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,8 @@ from moonpool.units import KIB, MAPPING_BYTES_MAX
 
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
+NODES: Final = Path("/sys/devices/system/node")
+_NODE_FACT = re.compile(r"Node [0-9]+ (\S+):\s+([0-9]{1,15}) kB$")
 
 
 def check_request(size_bytes: int, prefault: bool) -> None:
@@ -33,6 +37,30 @@ def check_room(size_bytes: int, proc: Path = PROC, cgroups: Path = CGROUPS) -> N
             length_bytes=size_bytes,
             limit=room,
         )
+
+
+def check_room_of_node(size_bytes: int, node: int, nodes: Path = NODES) -> None:
+    """Raises `OutOfMemory` when one numa node has less memory left than is about to be taken from it."""
+    about = dict(_facts(nodes / f"node{node}" / "meminfo"))
+    if "MemFree" not in about:
+        return
+    # File pages that nobody changed are given up for others; dirty ones and other processes' memory are not.
+    room = about["MemFree"] + about.get("Inactive(file)", 0)
+    if size_bytes > room:
+        raise OutOfMemory(
+            f"{size_bytes} bytes were asked for on numa node {node} and {room} are available there; "
+            "ask for less, free some, or take another node",
+            length_bytes=size_bytes,
+            limit=room,
+        )
+
+
+def _facts(meminfo: Path) -> Iterator[tuple[str, int]]:
+    """("MemFree", bytes) and so on, of a node's meminfo."""
+    for line in _lines(meminfo):
+        match = _NODE_FACT.match(line)
+        if match is not None:
+            yield match[1], int(match[2]) * KIB
 
 
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:

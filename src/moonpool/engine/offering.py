@@ -27,7 +27,7 @@ from moonpool.native.io.memory import BufferHold, SharedMemory
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
 from moonpool.operations import Access
-from moonpool.transport.base import Answered, Backing, OwnMethod, Transport
+from moonpool.transport.base import Answered, Backing, Mappable, OwnMethod, Transport
 from moonpool.units import MS_PER_S
 
 #: Regions of closed engines that a thread could still touch: leaking them is the only safe thing left.
@@ -160,7 +160,7 @@ class Offering:
         unconfirmed = gone | silent | self.grants.vm_holders_alive(handle)
         kept = self.grants.settle(handle, unconfirmed, region)
         forgotten = [transport.forget(region, timeout_s) for transport in self._transports]
-        if drained and all(forgotten) and region.backing is not None:
+        if drained and all(forgotten) and not kept and region.backing is not None:
             region.backing.close()
         if drained and not all(forgotten):
             self._undrained.append(region)
@@ -233,14 +233,24 @@ class Offering:
 
     def _map(self, session: SessionInfo, params: Mapping[str, Any]) -> Reply:
         region, access = self._asked_region(session, params)
+        writable = bool(access & Access.WRITE)
+        if isinstance(region.backing, Mappable):
+            return self._map_backing(session, region, region.backing, writable)
         if region.memory is None:
             raise UnsupportedOperation(
                 "the region is not engine memory and cannot be mapped", region=region.handle
             )
-        writable = bool(access & Access.WRITE)
         self.note_given(region.handle, session, writes=writable)
         fd = region.memory.fd if writable else self._read_only_fd(region, region.memory)
         return Reply({"offset": 0, "size": region.memory.size_bytes, "writable": writable}, [fd])
+
+    def _map_backing(self, session: SessionInfo, region: Region, backing: Mappable, writable: bool) -> Reply:
+        """As engine memory; but its bytes outlive the region, so whoever may write them is waited for."""
+        if writable and session.peer_pid is None:
+            raise UnsupportedOperation("a device is passed only to a process that the kernel names")
+        self.note_given(region.handle, session, process_vm=writable, writes=writable)
+        fd, offset, size = backing.share(writable=writable)
+        return Reply({"offset": offset, "size": size, "writable": writable}, [fd])
 
     def _read_only_fd(self, region: Region, memory: SharedMemory) -> int:
         with self._lock:

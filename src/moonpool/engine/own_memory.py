@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast, final
 
 from moonpool.engine.memory_room import check_request
+from moonpool.engine.placement import create_placed
 from moonpool.engine.region import Region
 from moonpool.errors import TransportUnavailable, UsageError
-from moonpool.native.io.memory import BufferHold, create_memory
+from moonpool.native.io.memory import BufferHold
 from moonpool.operations import Access
 from moonpool.units import MS_PER_S
 
@@ -64,13 +65,15 @@ class OwnMemory:
     ) -> Region:
         """New engine memory, registered: a sealed memfd of whole pages, zeroed and pre-faulted.
 
-        It is what same-host peers map, so it is the fastest kind. `access` is what peers may do with it. With
+        It is what same-host peers map, so it is the fastest kind. `location` may bind it: "numa:<n>" to a
+        numa node, "cxl:<n>" to one without CPUs, "cpu:<n>" to one with CPUs where there are several; "cpu:0"
+        leaves it to the kernel. `access` is what peers may do with it. With
         `granted`, their WRITEs over tcp and unix lanes must show grants (`gate`).
         """
         self._check()
         check_request(size_bytes, prefault)
         huge = self.config.huge_pages if huge_pages is None else huge_pages
-        memory = create_memory(size_bytes, huge_pages=huge, prefault=prefault)
+        memory = create_placed(size_bytes, location, huge_pages=huge, prefault=prefault)
         region = self._offering.add(memory, Access(access), location, granted=granted)
         self._openings.own_region_added(region.handle)
         return region

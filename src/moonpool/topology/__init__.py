@@ -2,9 +2,11 @@
 
 from moonpool.topology.attributes import ParseLimits
 from moonpool.topology.distance import Proximity, distance, proximity
+from moonpool.topology.far_memory import pool_identity
 from moonpool.topology.matrix import Preference, PriorityMatrix, priority_matrix, usable_nics
 from moonpool.topology.model import (
     CxlMemory,
+    CxlRegion,
     DaxDevice,
     Gpu,
     Host,
@@ -22,6 +24,7 @@ from moonpool.topology.sysfs import LiveSysfs, MappedTree, RecordingReader, Sysf
 
 __all__ = [
     "CxlMemory",
+    "CxlRegion",
     "DaxDevice",
     "Gpu",
     "Host",
@@ -43,6 +46,7 @@ __all__ = [
     "Topology",
     "distance",
     "parse_topology",
+    "pool_identity",
     "priority_matrix",
     "proximity",
     "read_topology",

@@ -1,9 +1,9 @@
 """The classic priority matrix: for each memory location, the preferred NICs and the merely usable ones.
 
 Form on the wire and in files: ``{"cpu:0": [["mlx5_0"], ["mlx5_1"]], "cuda:0": [[...], [...]], "*": ...}``.
-Rules: ``cpu:N`` prefers the NICs of numa node N; ``cuda:N`` prefers, among the NICs of the GPU's numa
-node (or among all where there are none), those at the smallest distance, ties included; ``*`` prefers every
-NIC.
+Rules: ``cpu:N`` prefers the NICs of numa node N; ``cxl:N``, a node without CPUs, those of the nearest nodes
+that have NICs; ``cuda:N`` prefers, among the NICs of the GPU's numa node (or among all where there are none),
+those at the smallest distance, ties included; ``*`` prefers every NIC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from moonpool.errors import UsageError
 from moonpool.topology.distance import distance
-from moonpool.topology.model import Gpu, LinkState, Nic, Topology
+from moonpool.topology.model import Gpu, LinkState, Nic, NumaNode, Topology
 
 WILDCARD = "*"
 MATRIX_BYTES_MAX = 1024 * 1024
@@ -117,15 +117,22 @@ def usable_nics(topology: Topology, only: Iterable[str] = ()) -> tuple[Nic, ...]
 def priority_matrix(topology: Topology, nics: Sequence[Nic] | None = None) -> PriorityMatrix:
     """The matrix of a host over ``nics`` (by default ``usable_nics``), which keep their order."""
     chosen = usable_nics(topology) if nics is None else tuple(nics)
-    rows = {
-        node.location: _split(chosen, [nic for nic in chosen if topology.numa_of(nic) == node.id])
-        for node in topology.numa_nodes
-    }
+    rows = {node.location: _split(chosen, _at_node(topology, node, chosen)) for node in topology.numa_nodes}
     for gpu in topology.gpus:
         if gpu.location is not None:
             rows[gpu.location] = _split(chosen, _nearest(topology, gpu, chosen))
     rows[WILDCARD] = _split(chosen, chosen)
     return PriorityMatrix(MappingProxyType(rows))
+
+
+def _at_node(topology: Topology, node: NumaNode, nics: Sequence[Nic]) -> list[Nic]:
+    """The NICs of a numa node; for one without CPUs, which has none, those of the nearest nodes."""
+    here = [nic for nic in nics if topology.numa_of(nic) == node.id]
+    if here or not node.cpu_less:
+        return here
+    ways = {id(nic): node.distance_to(at) for nic in nics if (at := topology.numa_of(nic)) is not None}
+    shortest = min((way for way in ways.values() if way is not None), default=None)
+    return [nic for nic in nics if shortest is not None and ways.get(id(nic)) == shortest]
 
 
 def _nearest(topology: Topology, gpu: Gpu, nics: Sequence[Nic]) -> list[Nic]:

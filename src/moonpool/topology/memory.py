@@ -1,7 +1,6 @@
-"""Memory and disks: numa nodes, DAX ranges, CXL devices, NVMe controllers, and the host's own particulars.
+"""Memory and disks: numa nodes, NVMe controllers, and the host's own particulars.
 
-Sources: the kernel's Documentation/ABI/stable/sysfs-devices-node, testing/sysfs-bus-cxl,
-testing/sysfs-bus-dax, testing/sysfs-nvme and proc(5).
+Sources: the kernel's Documentation/ABI/stable/sysfs-devices-node, testing/sysfs-nvme and proc(5).
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ import re
 from collections.abc import Mapping
 
 from moonpool.topology.attributes import Attributes, natural_key
-from moonpool.topology.model import CxlMemory, DaxDevice, Host, NumaNode, Nvme, NvmeNamespace
+from moonpool.topology.model import Host, NumaNode, Nvme, NvmeNamespace
 from moonpool.topology.pci import PciFunction
 
 NODES = "/sys/devices/system/node"
-DAX = "/sys/bus/dax"
-CXL = "/sys/bus/cxl/devices"
 NVME = "/sys/class/nvme"
 SECTOR_BYTES = 512
 """The unit of a block device's ``size`` attribute, whatever its own block size is."""
@@ -27,8 +24,6 @@ _HYPERVISOR = re.compile(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
 _NVME_CONTROLLER = re.compile(r"nvme[0-9]+")
 # nvme0n1, or with native multipath nvme0c1n1: subsystem 0, controller 1, namespace 1, whose head is nvme0n1.
 _NVME_NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
-_CXL_MEMORY = re.compile(r"mem[0-9]+")
-_DAX_DEVICE = re.compile(r"dax[0-9]+\.[0-9]+")
 
 
 def parse_host(attributes: Attributes) -> Host:
@@ -117,47 +112,6 @@ def _namespaces(attributes: Attributes, folder: str) -> tuple[NvmeNamespace, ...
                 nsid=attributes.integer(f"/sys/block/{name}/nsid"),
                 size_bytes=None if sectors is None else sectors * SECTOR_BYTES,
                 block_bytes=attributes.size(f"/sys/block/{name}/queue/logical_block_size"),
-            )
-        )
-    return tuple(found)
-
-
-def parse_dax_devices(attributes: Attributes) -> tuple[DaxDevice, ...]:
-    """Device-DAX ranges by name, with the driver that holds each."""
-    drivers = {
-        name: driver
-        for driver in ("device_dax", "kmem")
-        for name in attributes.names(f"{DAX}/drivers/{driver}")
-    }
-    return tuple(
-        DaxDevice(
-            name=name,
-            size_bytes=attributes.size(f"{DAX}/devices/{name}/size"),
-            align_bytes=attributes.size(f"{DAX}/devices/{name}/align"),
-            target_node=attributes.numa_node(f"{DAX}/devices/{name}/target_node"),
-            numa_node=attributes.numa_node(f"{DAX}/devices/{name}/numa_node"),
-            driver=drivers.get(name),
-        )
-        for name in attributes.names(f"{DAX}/devices")
-        if _DAX_DEVICE.fullmatch(name)
-    )
-
-
-def parse_cxl_memories(attributes: Attributes, functions: Mapping[str, PciFunction]) -> tuple[CxlMemory, ...]:
-    """CXL memory devices by name."""
-    owners = {name: f for f in functions.values() for name in f.names if _CXL_MEMORY.fullmatch(name)}
-    found: list[CxlMemory] = []
-    for name in filter(_CXL_MEMORY.fullmatch, attributes.names(CXL)):
-        function = owners.get(name)
-        numa_node = attributes.numa_node(f"{CXL}/{name}/numa_node")
-        found.append(
-            CxlMemory(
-                name=name,
-                volatile_bytes=attributes.size(f"{CXL}/{name}/ram/size"),
-                persistent_bytes=attributes.size(f"{CXL}/{name}/pmem/size"),
-                numa_node=function.device.numa_node if function and numa_node is None else numa_node,
-                pci_address=function.device.address if function else None,
-                pci_path=function.device.pci_path if function else (),
             )
         )
     return tuple(found)

@@ -68,7 +68,8 @@ class NumaNode:
 
     @property
     def location(self) -> str:
-        return f"cpu:{self.id}"
+        """As regions are tagged: memory without a CPU is far memory."""
+        return f"cxl:{self.id}" if self.cpu_less and self.memory_bytes else f"cpu:{self.id}"
 
     @property
     def pci_path(self) -> tuple[str, ...]:
@@ -177,7 +178,7 @@ class DaxDevice:
     node).
 
     ``target_node`` is the numa node that the memory forms or would form; ``numa_node`` the nearest one with
-    CPUs.
+    CPUs. ``device_number`` is (major, minor) of /dev/<name>; ``cxl_region`` the CXL region it is made of.
     """
 
     name: str
@@ -187,6 +188,29 @@ class DaxDevice:
     numa_node: int | None
     driver: str | None
     pci_path: tuple[str, ...] = ()
+    device_number: tuple[int, int] | None = None
+    cxl_region: str | None = None
+
+    @property
+    def mappable(self) -> bool:
+        """True when processes can map it: neither without a driver nor given to the kernel as a numa node."""
+        return self.driver == "device_dax"
+
+
+@dataclass(frozen=True, slots=True)
+class CxlRegion:
+    """A range of memory woven of CXL memory devices. ``mode`` is ram or pmem; ``uuid`` is of pmem only.
+
+    ``memories`` are the names of its devices in order, "" for one that cannot be told; ``dax_devices`` what
+    it is offered as.
+    """
+
+    name: str
+    size_bytes: int | None
+    mode: str | None
+    uuid: str | None
+    memories: tuple[str, ...] = ()
+    dax_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +223,7 @@ class CxlMemory:
     numa_node: int | None
     pci_address: str | None = None
     pci_path: tuple[str, ...] = ()
+    serial: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +237,17 @@ class Topology:
     nvmes: tuple[Nvme, ...] = ()
     dax_devices: tuple[DaxDevice, ...] = ()
     cxl_memories: tuple[CxlMemory, ...] = ()
+    cxl_regions: tuple[CxlRegion, ...] = ()
     pci_devices: tuple[PciDevice, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
 
     def numa_node(self, node: int) -> NumaNode | None:
         return next((found for found in self.numa_nodes if found.id == node), None)
+
+    @property
+    def far_nodes(self) -> tuple[NumaNode, ...]:
+        """Numa nodes with memory and no CPU."""
+        return tuple(node for node in self.numa_nodes if node.cpu_less and node.memory_bytes)
 
     def numa_of(self, place: Located) -> int | None:
         """The numa node of a device. Where there is only one it is that, though VMs tell none."""

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from moonpool.topology.attributes import Attributes, ParseLimits
-from moonpool.topology.memory import (
-    parse_cxl_memories,
-    parse_dax_devices,
-    parse_host,
-    parse_numa_nodes,
-    parse_nvmes,
-)
+from moonpool.topology.far_memory import parse_cxl_memories, parse_cxl_regions, parse_dax_devices
+from moonpool.topology.memory import parse_host, parse_numa_nodes, parse_nvmes
 from moonpool.topology.model import Topology
 from moonpool.topology.nics import parse_nics
 from moonpool.topology.pci import parse_gpus, parse_pci
@@ -24,14 +19,16 @@ def parse_topology(root: SysfsReader, limits: ParseLimits | None = None) -> Topo
     """
     attributes = Attributes(root, limits or ParseLimits())
     functions = parse_pci(attributes)
+    regions = parse_cxl_regions(attributes)
     return Topology(
         host=parse_host(attributes),
         numa_nodes=parse_numa_nodes(attributes),
         nics=parse_nics(attributes, functions),
         gpus=parse_gpus(functions),
         nvmes=parse_nvmes(attributes, functions),
-        dax_devices=parse_dax_devices(attributes),
+        dax_devices=parse_dax_devices(attributes, regions),
         cxl_memories=parse_cxl_memories(attributes, functions),
+        cxl_regions=regions,
         pci_devices=tuple(function.device for function in functions.values()),
         warnings=tuple(attributes.warnings),
     )

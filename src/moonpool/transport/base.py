@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from moonpool.native.io.lanes import LanePool
 from moonpool.native.io.memory import SharedMemory
@@ -130,6 +130,15 @@ class Backing(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Mappable(Protocol):
+    """A `Backing` that peers of this host map too, by a descriptor passed to them ("map")."""
+
+    def share(self, *, writable: bool) -> tuple[int, int, int]:
+        """A descriptor (borrowed), where in it the region starts, and the size of what it is of, in bytes."""
+        ...
 
 
 class OwnRegion(Protocol):

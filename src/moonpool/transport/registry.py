@@ -15,6 +15,7 @@ from moonpool.transport.base import Availability, Transport
 KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "local": ("moonpool.transport.local", "LocalTransport"),
     "shm": ("moonpool.transport.shm", "ShmTransport"),
+    "cxl": ("moonpool.transport.cxl", "CxlTransport"),
     "tcp": ("moonpool.transport.tcp", "TcpTransport"),
 }
 _REBUILD: Final = "install libxxhash-dev and pkg-config, then reinstall moonpool"

@@ -38,7 +38,8 @@ class ShmTransport(PlainTransport):
         """How a peer on this host gets at the region: by mapping its memfd, or by process_vm."""
         if region.memory is not None:
             return MEMFD
-        return PROCESS_VM if region.address else None
+        # What a transport offers (far memory) is reached by that transport, not by the owner's page tables.
+        return PROCESS_VM if region.address and region.backing is None else None
 
     def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """A mapped path, and a process_vm path when kernel and peer agree on who the process is."""
