@@ -10,7 +10,6 @@ cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 from moonpool.native.io.batch cimport mp_join_thread, mp_start_thread, pthread_t
 from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_swap_if32
 from moonpool.native.verbs.devices cimport LIVE_REGIONS, Device, count_live
@@ -22,7 +21,7 @@ from moonpool.native.verbs.ibverbs cimport (
     mp_verbs,
 )
 
-from moonpool.errors import LimitExceeded, OutOfMemory, ResourceError, UnsupportedOperation, UsageError
+from moonpool.errors import LimitExceeded, OutOfMemory, UnsupportedOperation, UsageError
 from moonpool.native.verbs.attributes import LOCAL_WRITE, REMOTE_WRITE, RegistrationPlan
 from moonpool.native.verbs.problems import call_problem, registration_problem
 

@@ -21,13 +21,11 @@ from moonpool.native.verbs.ibverbs cimport (
     IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE,
     ibv_post_send,
-    ibv_qp,
     ibv_qp_attr,
     ibv_qp_init_attr,
     ibv_send_wr,
     ibv_sge,
     ibv_wc,
-    mp_cq,
     mp_cq_arm,
     mp_cq_poll,
     mp_cq_wait,
@@ -271,7 +269,8 @@ cdef class QueuePair:
         self.changed(rc, "asking for the state")
         return STATES[attr.qp_state] if 0 <= attr.qp_state < 7 else str(attr.qp_state)
 
-    def post(self, uint64_t id, bint write, pieces, uint64_t remote_address, uint32_t rkey, bint signalled=True) -> None:
+    def post(self, uint64_t id, bint write, pieces, uint64_t remote_address, uint32_t rkey,
+             bint signalled=True) -> None:
         """One WRITE or READ; pieces are (address, length, lkey). Raises ResourceError when the queue is full."""
         cdef ibv_sge[PIECES_MAX] local
         cdef ibv_send_wr request
