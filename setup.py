@@ -40,11 +40,22 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "moonpool.native.table.object_records": ("libxxhash",),
 }
 # The same for all modules of a folder, and the folders whose headers it uses besides native/io's.
-FOLDER_NEEDS: dict[str, tuple[str, ...]] = {"verbs": ("libibverbs",), "rdma": ("libibverbs",)}
-FOLDER_HEADERS: dict[str, tuple[str, ...]] = {"rdma": ("verbs",)}
-APT = {"libxxhash": "libxxhash-dev", "liburing": "liburing-dev", "libibverbs": "libibverbs-dev"}
-# xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs is opened at run time.
-HEADER_ONLY = ("libxxhash", "libibverbs")
+FOLDER_NEEDS: dict[str, tuple[str, ...]] = {
+    "verbs": ("libibverbs",),
+    "rdma": ("libibverbs",),
+    "ofi": ("libfabric",),
+    "disk": ("liburing",),
+    "nvmeof": ("liburing",),
+}
+FOLDER_HEADERS: dict[str, tuple[str, ...]] = {"rdma": ("verbs",), "nvmeof": ("disk",)}
+APT = {
+    "libxxhash": "libxxhash-dev",
+    "liburing": "liburing-dev",
+    "libibverbs": "libibverbs-dev",
+    "libfabric": "libfabric-dev",
+}
+# xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs and libfabric are opened at run time.
+HEADER_ONLY = ("libxxhash", "libibverbs", "libfabric")
 # Modules of native/table that use headers of native/io; those of the transports' folders all do.
 HOT_PARTS = ("", "_state", "_reads", "_starts", "_ends")
 BOTH_FOLDERS = tuple(f"moonpool.native.table.hot{part}" for part in HOT_PARTS)

@@ -30,6 +30,7 @@ NAME_BYTES_MAX: Final = 255
 
 _HOUR_MS: Final = 3_600_000
 _WORD: Final = re.compile(r"[a-z0-9_.-]{1,32}\Z", re.ASCII)
+_PROVIDER: Final = re.compile(r"[a-z0-9_.;-]{0,64}\Z", re.ASCII)
 #: What names far memory on every host that is attached to it (`moonpool topology` prints it).
 _MEMORY: Final = re.compile(r"(uuid:[0-9a-f-]{36}|serial:[0-9a-f]{1,16}(,[0-9a-f]{1,16}){0,15})\Z", re.ASCII)
 
@@ -58,6 +59,8 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "notifications_max": (1, 1_048_576),
     "notification_bytes_max": (1, 65_536),
     "non_temporal_min_bytes": (4 * KIB, 1024 * GIB),
+    "disk_rings": (1, 64),
+    "disk_queue_depth": (1, 1_024),
     "lease_ms": (100, 24 * _HOUR_MS),
 }
 
@@ -95,6 +98,8 @@ class EngineConfig:
     congestion_remote: str = ""
     #: How tcp lanes do I/O: "auto" (the measured best per size), "blocking", "epoll" or "io_uring".
     tcp_io: str = "auto"
+    #: libfabric provider of the ofi transport: efa, cxi, verbs, tcp, ...; "" takes the first that has hardware.
+    ofi_provider: str = ""
     #: How many microseconds a waiting caller polls before it sleeps; 0 never polls.
     spin_us: int = 50
     #: Only batches of at most this many bytes poll before sleeping.
@@ -137,6 +142,12 @@ class EngineConfig:
     cxl_coherence: str = "coherent"
     #: Far memory that engines of other hosts may map by their own device: "uuid:<uuid>", "serial:<hex>".
     cxl_shared: tuple[str, ...] = ()
+    #: Folders beneath which shared files of owners on other hosts may be opened by their paths.
+    file_roots: tuple[str, ...] = ()
+    #: Most io_uring rings for files and devices: so many batches do I/O on them at once, others wait.
+    disk_rings: int = 4
+    #: Most I/Os in flight on each of these rings.
+    disk_queue_depth: int = 64
     #: How long a published name outlives its process, in milliseconds; renewed at a third of it.
     lease_ms: int = 10_000
 
@@ -266,8 +277,12 @@ def _check_words(config: EngineConfig) -> None:
         raise _wrong("cxl_coherence", config.cxl_coherence, f"must be one of {', '.join(COHERENCE_CHOICES)}")
     if not all(_MEMORY.match(name) for name in config.cxl_shared):
         raise _wrong("cxl_shared", config.cxl_shared, "must hold names such as 'uuid:...' or 'serial:...'")
+    if not _PROVIDER.match(config.ofi_provider):
+        raise _wrong("ofi_provider", config.ofi_provider, "must be the name of a libfabric provider, or empty")
     if not config.transports or not all(_WORD.match(name) for name in config.transports):
         raise _wrong("transports", config.transports, "must hold at least one name such as 'tcp'")
+    if not all(root.startswith("/") and "\0" not in root for root in config.file_roots):
+        raise _wrong("file_roots", config.file_roots, "must hold absolute paths")
     if len(set(config.transports)) != len(config.transports):
         raise _wrong("transports", config.transports, "must not repeat a name")
 

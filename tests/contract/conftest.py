@@ -31,7 +31,7 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from fabric_ways import cxl  # noqa: E402
+from fabric_ways import cxl, file, ofi  # noqa: E402
 from fabric_ways.far import FarBytes, Place, Way  # noqa: E402
 
 Bytes = npt.NDArray[np.uint8]
@@ -56,7 +56,9 @@ WAYS = [
     Way("tcp-striped", ("tcp",), {"bulk_lanes": 3, "stripe_min_bytes": 64 << 10}),
     Way("shm-secret", ("shm",), {"cluster_secret": SECRET}),
     Way("tcp-secret", ("tcp",), {"cluster_secret": SECRET}),
+    *file.WAYS,
     *cxl.WAYS,
+    *ofi.WAYS,
 ]
 
 

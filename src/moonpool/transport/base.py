@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from moonpool.native.io.lanes import LanePool
-from moonpool.native.io.memory import SharedMemory
+from moonpool.native.io.memory import BufferHold, SharedMemory
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.segment import NativeSegment
 from moonpool.native.io.shm import VmSession
@@ -163,6 +163,9 @@ class OwnRegion(Protocol):
 
     @property
     def memory(self) -> SharedMemory | None: ...
+
+    @property
+    def hold(self) -> BufferHold | None: ...
 
     @property
     def backing(self) -> Backing | None: ...

@@ -16,6 +16,8 @@ KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "local": ("moonpool.transport.local", "LocalTransport"),
     "shm": ("moonpool.transport.shm", "ShmTransport"),
     "cxl": ("moonpool.transport.cxl", "CxlTransport"),
+    "ofi": ("moonpool.transport.ofi", "OfiTransport"),
+    "file": ("moonpool.transport.file", "FileTransport"),
     "tcp": ("moonpool.transport.tcp", "TcpTransport"),
 }
 _REBUILD: Final = "install libxxhash-dev and pkg-config, then reinstall moonpool"

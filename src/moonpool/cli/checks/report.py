@@ -31,7 +31,8 @@ class TransportState:
     def as_check(self, *, needed: bool) -> Check:
         """A finding: a needed transport that is away is a failure, any other a fact."""
         if self.available:
-            return Check("transports", self.name, Level.OK, "available")
+            about = f"available: {self.reason}" if self.reason else "available"
+            return Check("transports", self.name, Level.OK, about)
         return Check(
             "transports", self.name, Level.FAIL if needed else Level.INFO, self.reason, self.how_to_get_it
         )

@@ -1,0 +1,1 @@
+"""libfabric: endpoints, memory and one-sided transfers."""
