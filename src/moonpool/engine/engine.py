@@ -285,7 +285,8 @@ class Engine(OwnMemory):
     def metrics(self) -> dict[str, Any]:
         """Counters, gauges, and latency histograms per path; `moonpool.metrics.render` makes text of them."""
         self._check()
-        return engine_metrics(self._openings.segments, self._server, self._control, self._workers)
+        own = (self._server, self._control, self._workers)
+        return engine_metrics(self._openings, own, list(self._by_name.values()))
 
     def close(self) -> None:
         """Withdraw the name, end all transfers, stop serving, and let go of memory.

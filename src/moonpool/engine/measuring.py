@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from moonpool.engine.past import KEY, add_counts, fallbacks_of, lane_counts, merge
 from moonpool.errors import Status
 from moonpool.native.io.server import TargetServer
 from moonpool.native.io.workers import WorkerPool
 
 if TYPE_CHECKING:
     from moonpool.engine.control import ControlService
+    from moonpool.engine.opening import Openings
     from moonpool.engine.segment import Segment
+    from moonpool.transport.base import Transport
+
+#: A transport's counter whose name ends so is a gauge: what is there now, not a total.
+GAUGE_ENDINGS: Final = ("_open", "_now")
 
 
 def engine_metrics(
-    segments: Iterable[Segment], server: TargetServer, control: ControlService, workers: WorkerPool
+    openings: Openings, own: tuple[TargetServer, ControlService, WorkerPool], transports: Sequence[Transport]
 ) -> dict[str, Any]:
-    """Paths (by transport, peer, path and operation), counters, gauges; totals since a segment was opened."""
+    """Paths (by transport, peer, path and operation), counters, gauges: totals since the engine was made."""
+    server, control, workers = own
     served = server.counters()
-    gauges = {name: served.pop(name) for name in ("lanes_open", "notices_waiting")}
-    open_segments = list(segments)
+    gauges: dict[str, Any] = {name: served.pop(name) for name in ("lanes_open", "notices_waiting")}
+    segments, rows, past = openings.measured()
+    peers = {segment.peer.instance: segment.peer for segment in segments}
+    live = [{"path_fallbacks": sum(map(fallbacks_of, segments))}, *map(lane_counts, peers.values())]
     counters = {f"target_{name}": value for name, value in served.items()}
     counters |= {f"control_{name}": value for name, value in control.counters.items()}
-    lanes = {segment.peer.instance: segment.peer.lanes.counters() for segment in open_segments}
-    counters["lanes_connected"] = sum(one["connects"] for one in lanes.values())
-    counters["lanes_lost"] = sum(one["lost"] for one in lanes.values())
-    counters["path_fallbacks"] = sum(
-        segment.native.path_stats(info.id)["fallbacks"] for segment in open_segments for info in segment.paths
-    )
+    counters |= add_counts(({"lanes_connected": 0, "lanes_lost": 0}, past, *live))
+    for name, value in transport_counts(transports).items():
+        (gauges if name.endswith(GAUGE_ENDINGS) else counters)[name] = value
     return {
-        "paths": [row for segment in open_segments for row in _paths_of(segment)],
+        "paths": added_up([*rows, *(row for segment in segments for row in paths_of(segment))]),
         "counters": counters,
-        "gauges": {**gauges, "segments_open": len(open_segments), "batches_queued": workers.queued},
+        "gauges": {**gauges, "segments_open": len(segments), "batches_queued": workers.queued},
     }
 
 
-def _paths_of(segment: Segment) -> Iterable[dict[str, Any]]:
+def transport_counts(transports: Iterable[Transport]) -> dict[str, int]:
+    """What each transport counts, as "<transport>_<name>"."""
+    return {
+        f"{transport.name}_{name}": value
+        for transport in transports
+        for name, value in transport.counters().items()
+    }
+
+
+def added_up(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each transport, peer, path and operation: a peer may be opened twice, or again."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in KEY)
+        if key in found:
+            merge(found[key], row)
+        else:
+            found[key] = {**row, "errors": dict(row["errors"])}
+    return list(found.values())
+
+
+def paths_of(segment: Segment) -> Iterable[dict[str, Any]]:
+    """Two rows for each path of a segment: what it has moved since it was opened."""
     for info in segment.paths:
         stats = segment.native.path_stats(info.id)
         for op in ("READ", "WRITE"):

@@ -9,6 +9,7 @@ from typing import Any, final
 from moonpool.config import EngineConfig
 from moonpool.engine.control import ControlService, SessionInfo
 from moonpool.engine.offering import Offering
+from moonpool.engine.past import PastTotals
 from moonpool.engine.peer_address import unix_name_of
 from moonpool.engine.peers import Peer
 from moonpool.engine.region import RemoteRegion
@@ -57,6 +58,7 @@ class Openings:
         self._lock = threading.Lock()
         self._segments: HandleTable[Segment] = HandleTable(config.peers_max, "peers_max")
         self._peers: dict[InstanceId, Peer] = {}
+        self._past = PastTotals()
 
     def get(self, handle: int) -> Segment:
         """An open segment by handle; StaleHandle otherwise."""
@@ -68,6 +70,12 @@ class Openings:
         """All open segments."""
         with self._lock:
             return [segment for _handle, segment in self._segments.items()]
+
+    def measured(self) -> tuple[list[Segment], list[dict[str, Any]], dict[str, int]]:
+        """Segments open or closing, and what closed ones had moved (`PastTotals`): each is in one of the two."""
+        with self._lock:
+            closing, rows, counts = self._past.snapshot()
+            return [segment for _handle, segment in self._segments.items()] + closing, rows, counts
 
     def open(self, name: str, timeout_s: float | None) -> Segment:
         """Open a segment by name. A peer that came back under its name is a new one."""
@@ -94,9 +102,12 @@ class Openings:
         with self._lock:
             self._segments.remove(segment.handle)
             segment.handle = 0
+            self._past.closing(segment)
         segment.native.mark_dead(int(Status.CANCELLED))
         segment.release(self._config.close_timeout_ms / MS_PER_S)
-        if segment.peer.remove(segment):
+        last = segment.peer.remove(segment)
+        self._past.closed(segment, last_of_peer=last)
+        if last:
             self._drop_peer(segment.peer)
 
     def close(self) -> None:
