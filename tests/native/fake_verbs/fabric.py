@@ -3,8 +3,8 @@
     fabric = FakeFabric()                  # then moonpool.native.verbs.devices.use_library(fabric.path)
     fabric.cut(0, True)                    # packets of fake0 vanish, its port stays up
 
-All methods act at once, on every process of a shared fabric (`share`, or FAKE_VERBS_SHARE in the environment of
-a child). Devices are named fake0, fake1, ...; GID 3 of each is a routable RoCE v2 one.
+All methods act at once, on every process of a shared fabric (`share`, or FAKE_VERBS_SHARE in a child's
+environment). Devices are named fake0, fake1, ...; GID 3 of each is a routable RoCE v2 one.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class FakeFabric:
         assert self._calls.fake_complete(device, status, after, times) == 0, "too many rules"
 
     def fail(self, call: str, errno: int, device: int = -1, after: int = 0, times: int = 1) -> None:
-        """Let a call fail: reg_mr, reg_dmabuf_mr, dereg_mr, create_qp, modify_qp, destroy_qp, create_cq, post_send,
-        create_comp_channel, alloc_pd, open_device, query_port, req_notify_cq, get_device_list.
+        """Let a call fail: reg_mr, reg_dmabuf_mr, dereg_mr, create_qp, modify_qp, destroy_qp, create_cq,
+        post_send, create_comp_channel, alloc_pd, open_device, query_port, req_notify_cq, get_device_list.
         """
         assert self._calls.fake_fail(call.encode(), device, errno, after, times) == 0, "too many rules"
 
