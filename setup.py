@@ -54,7 +54,7 @@ APT = {
     "libibverbs": "libibverbs-dev",
     "libfabric": "libfabric-dev",
 }
-# xxhash is compiled into its module from the header (XXH_INLINE_ALL), libibverbs and libfabric are opened at run time.
+# xxhash is compiled into its module from the header (XXH_INLINE_ALL), the others are opened at run time.
 HEADER_ONLY = ("libxxhash", "libibverbs", "libfabric")
 # Modules of native/table that use headers of native/io; those of the transports' folders all do.
 HOT_PARTS = ("", "_state", "_reads", "_starts", "_ends")

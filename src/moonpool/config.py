@@ -61,6 +61,11 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "non_temporal_min_bytes": (4 * KIB, 1024 * GIB),
     "disk_rings": (1, 64),
     "disk_queue_depth": (1, 1_024),
+    "rdma_gid_index": (-1, 255),
+    "rdma_timeout": (8, 22),
+    "rdma_retries": (0, 7),
+    "rdma_queue_depth": (32, 4_096),
+    "rdma_traffic_class": (0, 255),
     "lease_ms": (100, 24 * _HOUR_MS),
 }
 
@@ -98,7 +103,7 @@ class EngineConfig:
     congestion_remote: str = ""
     #: How tcp lanes do I/O: "auto" (the measured best per size), "blocking", "epoll" or "io_uring".
     tcp_io: str = "auto"
-    #: libfabric provider of the ofi transport: efa, cxi, verbs, tcp, ...; "" takes the first that has hardware.
+    #: libfabric provider of the ofi transport: efa, cxi, verbs, tcp, ...; "" takes one that has hardware.
     ofi_provider: str = ""
     #: How many microseconds a waiting caller polls before it sleeps; 0 never polls.
     spin_us: int = 50
@@ -148,6 +153,18 @@ class EngineConfig:
     disk_rings: int = 4
     #: Most I/Os in flight on each of these rings.
     disk_queue_depth: int = 64
+    #: RDMA NICs to use, as "device" or "device:port"; none: all that have an active port.
+    rdma_devices: tuple[str, ...] = ()
+    #: GID index of their ports; -1 chooses (routable RoCE v2 first).
+    rdma_gid_index: int = -1
+    #: Exponent of the queue pairs' timeout: 4.096 us * 2^this between tries.
+    rdma_timeout: int = 14
+    #: Tries that a NIC repeats before a rail counts as failed.
+    rdma_retries: int = 7
+    #: Most requests under way on one rail.
+    rdma_queue_depth: int = 128
+    #: Traffic class (DSCP and ECN bits) of RDMA packets.
+    rdma_traffic_class: int = 0
     #: How long a published name outlives its process, in milliseconds; renewed at a third of it.
     lease_ms: int = 10_000
 
@@ -278,7 +295,7 @@ def _check_words(config: EngineConfig) -> None:
     if not all(_MEMORY.match(name) for name in config.cxl_shared):
         raise _wrong("cxl_shared", config.cxl_shared, "must hold names such as 'uuid:...' or 'serial:...'")
     if not _PROVIDER.match(config.ofi_provider):
-        raise _wrong("ofi_provider", config.ofi_provider, "must be the name of a libfabric provider, or empty")
+        raise _wrong("ofi_provider", config.ofi_provider, "must be a libfabric provider's name or empty")
     if not config.transports or not all(_WORD.match(name) for name in config.transports):
         raise _wrong("transports", config.transports, "must hold at least one name such as 'tcp'")
     if not all(root.startswith("/") and "\0" not in root for root in config.file_roots):

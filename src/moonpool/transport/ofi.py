@@ -68,12 +68,12 @@ def provider_names(wanted: str, version: tuple[int, int]) -> tuple[str, ...]:
     return (wanted,)
 
 
-def open_fabric(config: EngineConfig, limits: int = 0) -> Fabric:
+def open_fabric(config: EngineConfig) -> Fabric:
     """The config's provider; TransportUnavailable when none of them can run here."""
     node = config.advertise_host if config.bind_host in ("0.0.0.0", "::") else config.bind_host
     for name in provider_names(config.ofi_provider, library_version()):
         try:
-            return Fabric(name, node, limits)
+            return Fabric(name, node)
         except TransportUnavailable as problem:
             last = problem
     if config.ofi_provider:
@@ -137,9 +137,8 @@ class OfiTransport(PlainTransport):
     name = "ofi"
     capabilities = Capabilities(same_host=True, other_hosts=True)
 
-    def __init__(self, config: EngineConfig, limits: int = 0) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._limits = limits
         self._ends = SessionEnds()
         self._lock = threading.Lock()
         self._memories: dict[int, OwnMemory] = {}
@@ -152,7 +151,7 @@ class OfiTransport(PlainTransport):
     def open(self, host: Host) -> None:
         """Open the provider; TransportUnavailable when it does not run on this machine."""
         self._host = host
-        self._fabric = open_fabric(self.config, self._limits)
+        self._fabric = open_fabric(self.config)
         try:
             self._flush_bytes = create_memory(FLUSH_BYTES, huge_pages=False, prefault=True)
             address, size = self._flush_bytes.address, self._flush_bytes.size_bytes

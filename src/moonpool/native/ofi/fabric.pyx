@@ -2,7 +2,7 @@
 
 Each control session gets an endpoint of its own, so that closing it ends what that peer can reach. A provider whose
 memory belongs to one endpoint (FI_MR_ENDPOINT) has a single one for all. A thread drives the provider, also where that
-says that it moves by itself, for not all do; it sleeps on the queue's descriptor, or for short times where there is none.
+says that it moves by itself, for not all do; it sleeps on the queue's descriptor, or for a short time without one.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -253,7 +253,8 @@ cdef class Fabric:
             raise LimitExceeded(f"an engine has at most {ENDS_MAX} endpoints for peers", limit=ENDS_MAX)
         return OwnEnd(self)
 
-    def register(self, uint64_t address, uint64_t length, bint writable_here, bint readable, bint writable) -> OwnMemory:
+    def register(self, uint64_t address, uint64_t length, bint writable_here, bint readable,
+                 bint writable) -> OwnMemory:
         """Let the device at a range: for this process's transfers, and for peers' READs and WRITEs as said."""
         if not self.open_now:
             raise EngineClosed("the fabric is closed")

@@ -129,7 +129,6 @@ cdef bint end_bounce(mp_link* link, mp_end* end) noexcept nogil:
 cdef mp_end* link_take(mp_link* link, mp_batch* batch, int* status) noexcept nogil:
     """An endpoint for this batch alone; NULL with a status when there is none, or the batch was interrupted."""
     cdef mp_end* end = NULL
-    cdef mp_end* old
     cdef uint32_t generation
     cdef uint8_t address[ADDRESS_BYTES_MAX]
     pthread_mutex_lock(&link.lock)
