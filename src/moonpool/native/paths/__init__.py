@@ -1,1 +1,1 @@
-"""Path choice at C speed: rails, pure structures without I/O or a clock. Each has a plain Python twin as oracle."""
+"""Choice of paths: pure structures at C speed, without I/O or a clock, each with a plain twin as oracle."""

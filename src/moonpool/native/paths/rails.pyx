@@ -32,7 +32,7 @@ from moonpool.errors import UsageError
 cdef enum:
     CUT_BYTES = 4096               # slices begin on multiples of it, counted from the transfer's start
     LEAST_SLICE_BYTES = 16384
-    MEMORY_SLICES = 16
+    MEMORY_SLICES = 32
     SLOW_SHARE = 16
     LATENCY_SHARE = 8              # an observed latency counts one eighth
     PENALTY_ONE = 256
@@ -106,6 +106,21 @@ cdef uint64_t rate_now(mp_rail* rail, uint64_t now_ns) noexcept nogil:
     return greater(forgiven(rail, now_ns) * PENALTY_ONE // rail.penalty, 1)
 
 
+cdef uint64_t waiting_ns(mp_rail* rail, uint64_t now_ns) noexcept nogil:
+    """How long what is queued on the rail still takes: what the slice that is served has behind it counts."""
+    cdef uint64_t rate = rate_now(rail, now_ns), whole, served
+    if rail.inflight == 0:
+        return 0
+    whole = took_ns(rail.queued_bytes, rate)
+    served = now_ns - rail.mark_ns if now_ns > rail.mark_ns else 0
+    if not rail.fresh:
+        served += rail.latency_ns  # it began while the word of the last one was on its way
+    # Served without our knowing may be about one slice: the end of a second one would have been seen.
+    if rail.inflight > 1:
+        served = lesser(served, whole // rail.inflight * 3 // 2)
+    return whole - served if whole > served else 0
+
+
 cdef uint64_t offset_ns(mp_rails* rails, mp_rail* rail, uint64_t now_ns) noexcept nogil:
     """What a slice on this rail takes besides service: its latency, and by how much the rail is late with the last."""
     cdef uint64_t latency = rail.latency_ns * rail.penalty // PENALTY_ONE
@@ -118,6 +133,12 @@ cdef uint64_t offset_ns(mp_rails* rails, mp_rail* rail, uint64_t now_ns) noexcep
     return latency
 
 
+cdef uint64_t expected_ns(mp_rails* rails, mp_rail* rail, uint64_t n_bytes, uint64_t now_ns) noexcept nogil:
+    """From now until a slice that is posted now would have ended."""
+    cdef uint64_t end = took_ns(n_bytes + rails.overhead_bytes, rate_now(rail, now_ns))
+    return end + waiting_ns(rail, now_ns) + offset_ns(rails, rail, now_ns)
+
+
 cdef bint has_room(mp_rails* rails, mp_rail* rail, uint64_t n_bytes) noexcept nogil:
     """True when the rail would run dry, or soon, before it hears of another slice."""
     cdef uint64_t window
@@ -125,6 +146,8 @@ cdef bint has_room(mp_rails* rails, mp_rail* rail, uint64_t n_bytes) noexcept no
         return True
     if rail.inflight >= rail.slots or rail.state != RAIL_UP:
         return False
+    if rail.inflight == 1:
+        return True  # else it would be idle from the end of its slice until we know of it
     window = (rail.latency_ns + rails.depth_ns) * rail.rate >> 16
     return rail.queued_bytes <= window + n_bytes + rails.overhead_bytes
 
@@ -163,18 +186,16 @@ cdef uint64_t level_ns(mp_rails* rails, uint32_t mask, uint64_t n_bytes, uint64_
         for i in range(rails.n):
             if full >> i & 1:
                 rate = rate_now(&rails.rails[i], now_ns)
-                late[i] = offset_ns(rails, &rails.rails[i], now_ns)
-                filled += rails.rails[i].queued_bytes + (lesser(late[i] * rate, BYTES_MAX << 16) >> 16)
+                late[i] = offset_ns(rails, &rails.rails[i], now_ns) + waiting_ns(&rails.rails[i], now_ns)
+                filled += lesser(late[i], took_ns(BYTES_MAX, rate)) * rate >> 16
                 speed += rate
         if speed == 0:
             return level
         level = (lesser(filled, BYTES_MAX) << 16) // speed
         used = 0
         for i in range(rails.n):
-            if full >> i & 1:
-                rate = rate_now(&rails.rails[i], now_ns)
-                if late[i] + took_ns(rails.rails[i].queued_bytes, rate) < level:
-                    used |= <uint32_t>1 << i
+            if full >> i & 1 and late[i] < level:
+                used |= <uint32_t>1 << i
         if used == full or used == 0:
             return level
         full = used
@@ -182,12 +203,9 @@ cdef uint64_t level_ns(mp_rails* rails, uint32_t mask, uint64_t n_bytes, uint64_
 
 cdef uint64_t share_bytes(mp_rails* rails, mp_rail* rail, uint64_t level, uint64_t now_ns) noexcept nogil:
     """What a rail should still take to end with the others, at `level`."""
-    cdef uint64_t late = offset_ns(rails, rail, now_ns), could
+    cdef uint64_t late = offset_ns(rails, rail, now_ns) + waiting_ns(rail, now_ns)
     cdef uint64_t rate = rate_now(rail, now_ns)
-    if level <= late:
-        return 0
-    could = lesser(level - late, took_ns(BYTES_MAX, rate)) * rate >> 16
-    return could - rail.queued_bytes if could > rail.queued_bytes else 0
+    return lesser(level - late, took_ns(BYTES_MAX, rate)) * rate >> 16 if level > late else 0
 
 
 cdef uint64_t least_slice(mp_rails* rails, mp_rail* rail, uint64_t now_ns) noexcept nogil:
@@ -229,8 +247,7 @@ cdef int quickest(mp_rails* rails, uint32_t mask, uint64_t n_bytes, uint64_t now
     for i in range(rails.n):
         rail = &rails.rails[i]
         if mask >> i & 1 and (not ready or has_room(rails, rail, n_bytes)):
-            end = took_ns(rail.queued_bytes + n_bytes + rails.overhead_bytes, rate_now(rail, now_ns))
-            end += offset_ns(rails, rail, now_ns)
+            end = expected_ns(rails, rail, n_bytes, now_ns)
             if best == RAIL_NONE or end < end_ns[0]:
                 best = <int>i
                 end_ns[0] = end
@@ -275,7 +292,7 @@ cdef int rails_next(mp_rails* rails, uint64_t left, uint64_t backlog, uint64_t n
     RAIL_WAIT or RAIL_NONE, and nothing booked. Sizes are multiples of 4096 but for a transfer's last slice; never 0.
     """
     cdef uint32_t mask, i
-    cdef uint64_t level, share, least, end, best_ns = 0, best_share = 0, best_least = 0
+    cdef uint64_t level, share, least, size, end, best_ns = 0
     cdef int best = RAIL_NONE
     cdef bint full = False
     cdef mp_rail* rail
@@ -294,16 +311,21 @@ cdef int rails_next(mp_rails* rails, uint64_t left, uint64_t backlog, uint64_t n
         share = share_bytes(rails, rail, level, now_ns)
         if share < lesser(least, left) // 2:
             continue
-        if not has_room(rails, rail, least):
+        if rail.state != RAIL_UP:
+            share = least  # a probe, or a slow rail: as little as it can be
+        elif rail.seen_bytes + rail.batch_bytes == 0:
+            share //= 8  # nothing is known but the link's speed
+        elif share >= 2 * least:
+            share //= 2
+        size = fit(rails, left, share, least)
+        if not has_room(rails, rail, size):
             full = True
             continue
-        end = took_ns(rail.queued_bytes + least + rails.overhead_bytes, rate_now(rail, now_ns))
-        end += offset_ns(rails, rail, now_ns)
+        end = expected_ns(rails, rail, least, now_ns)
         if best == RAIL_NONE or end < best_ns:
             best = <int>i
             best_ns = end
-            best_share = share
-            best_least = least
+            slice_bytes[0] = size
     if best == RAIL_NONE:
         if full:
             return RAIL_WAIT
@@ -312,11 +334,6 @@ cdef int rails_next(mp_rails* rails, uint64_t left, uint64_t backlog, uint64_t n
         if best >= 0:
             slice_bytes[0] = lesser(left, rails.slice_max_bytes)
         return best
-    if rails.rails[best].state != RAIL_UP:
-        best_share = best_least  # a probe, or a slow rail: as little as it can be
-    elif best_share >= 2 * best_least:
-        best_share //= 2
-    slice_bytes[0] = fit(rails, left, best_share, best_least)
     book(rails, best, slice_bytes[0], now_ns)
     return best
 
@@ -410,7 +427,6 @@ cdef void rails_done(mp_rails* rails, int index, uint64_t bytes, uint64_t now_ns
     cdef mp_rail* rail = &rails.rails[index]
     learn(rails, rail, bytes + rails.overhead_bytes, now_ns)
     drop_booking(rails, rail, bytes)
-    rail.fresh = rail.inflight == 0
     rail.slices += 1
     rail.bytes += bytes
     if rail.state == RAIL_PROBING:
@@ -431,7 +447,6 @@ cdef void rails_failed(mp_rails* rails, int index, uint64_t bytes, uint64_t now_
     """A slice failed by the rail's fault: its bytes are the caller's again. What is flushed after it pauses no more."""
     cdef mp_rail* rail = &rails.rails[index]
     drop_booking(rails, rail, bytes)
-    rail.fresh = rail.inflight == 0
     rail.failures += 1
     pause(rails, rail, now_ns)
 
