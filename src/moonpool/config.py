@@ -31,6 +31,7 @@ NAME_BYTES_MAX: Final = 255
 _HOUR_MS: Final = 3_600_000
 _WORD: Final = re.compile(r"[a-z0-9_.-]{1,32}\Z", re.ASCII)
 _PROVIDER: Final = re.compile(r"[a-z0-9_.;-]{0,64}\Z", re.ASCII)
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/]+):[0-9]{1,5}\Z")
 #: What names far memory on every host that is attached to it (`moonpool topology` prints it).
 _MEMORY: Final = re.compile(r"(uuid:[0-9a-f-]{36}|serial:[0-9a-f]{1,16}(,[0-9a-f]{1,16}){0,15})\Z", re.ASCII)
 
@@ -121,6 +122,8 @@ class EngineConfig:
     revoke_timeout_ms: int = 5_000
     #: Longest wait of close() for running work, in milliseconds.
     close_timeout_ms: int = 5_000
+    #: Where the engine shows /metrics and /healthz: "127.0.0.1:9400", port 0 for any; "" for nowhere.
+    metrics_address: str = ""
     #: Most regions registered at once.
     regions_max: int = 65_536
     #: Most open segments at once.
@@ -290,6 +293,8 @@ def _check_words(config: EngineConfig) -> None:
             raise _wrong(name, value, "must be the name of a congestion control, or empty")
     if config.tcp_io not in TCP_IO_CHOICES:
         raise _wrong("tcp_io", config.tcp_io, f"must be one of {', '.join(TCP_IO_CHOICES)}")
+    if config.metrics_address and not _ADDRESS.match(config.metrics_address):
+        raise _wrong("metrics_address", config.metrics_address, "must be host:port, or empty")
     if config.cxl_coherence not in COHERENCE_CHOICES:
         raise _wrong("cxl_coherence", config.cxl_coherence, f"must be one of {', '.join(COHERENCE_CHOICES)}")
     if not all(_MEMORY.match(name) for name in config.cxl_shared):

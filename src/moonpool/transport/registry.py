@@ -16,6 +16,7 @@ KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "local": ("moonpool.transport.local", "LocalTransport"),
     "shm": ("moonpool.transport.shm", "ShmTransport"),
     "cxl": ("moonpool.transport.cxl", "CxlTransport"),
+    "rdma": ("moonpool.transport.rdma", "RdmaTransport"),
     "ofi": ("moonpool.transport.ofi", "OfiTransport"),
     "file": ("moonpool.transport.file", "FileTransport"),
     "tcp": ("moonpool.transport.tcp", "TcpTransport"),
