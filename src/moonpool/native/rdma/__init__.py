@@ -1,0 +1,1 @@
+"""Batches over RDMA: rails to one peer, the bounce arena, and the run loop, in Cython."""

@@ -1,0 +1,9 @@
+from moonpool.native.io.regions import LocalRegions
+from moonpool.native.io.segment import NativeSegment
+from moonpool.native.rdma.keys import RemoteKeys
+from moonpool.native.rdma.link import Link
+from moonpool.native.verbs.memory import MemoryRegistration
+
+def add_rdma_path(segment: NativeSegment, link: Link) -> int: ...
+def note_own(table: LocalRegions, handle: int, registration: MemoryRegistration) -> None: ...
+def note_remote(segment: NativeSegment, handle: int, keys: RemoteKeys) -> None: ...
