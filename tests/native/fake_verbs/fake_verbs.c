@@ -50,8 +50,10 @@ CALL struct ibv_device **ibv_get_device_list(int *n) {
         if (!world->devices[i].removed) list[found++] = &fakes[i];
     }
     leave();
-    if (n) *n = found;
-    if (!code) return list;
+    if (!code) {
+        if (n) *n = found;
+        return list;
+    }
     free(list);
     return gone(code);
 }

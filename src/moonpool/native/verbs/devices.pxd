@@ -15,6 +15,7 @@ cdef void count_live(int kind, int change) noexcept nogil
 cdef class VerbsLibrary:
     cdef mp_verbs* calls        # valid for the process's life: a provider library cannot be unloaded safely
     cdef readonly str path
+    cdef int check_listing(self, int failure) except -1
 
 cdef class Device:
     cdef object __weakref__

@@ -130,6 +130,11 @@ cdef class VerbsLibrary:
         """True when the library can register dma-bufs (rdma-core 34 or newer); the device may still refuse."""
         return self.calls.reg_dmabuf_mr != NULL
 
+    cdef int check_listing(self, int failure) except -1:
+        if failure not in NO_RDMA:
+            raise call_problem(failure, "listing the RDMA devices", self.path)
+        return 0
+
     def device_names(self) -> list:
         """The RDMA devices of this machine, in the library's order; ResourceError when they cannot be listed."""
         cdef int n = 0, i
@@ -137,9 +142,8 @@ cdef class VerbsLibrary:
         with nogil:
             devices = self.calls.get_device_list(&n)
         if devices == NULL:
-            if errno in NO_RDMA:
-                return []
-            raise call_problem(errno, "listing the RDMA devices", self.path)
+            self.check_listing(errno)
+            return []
         try:
             return [(<bytes>self.calls.get_device_name(devices[i])).decode() for i in range(n)]
         finally:
@@ -164,8 +168,9 @@ cdef class Device:
         self.children = (weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet())
         with nogil:
             devices = self.calls.get_device_list(&n)
-        if devices == NULL and errno not in NO_RDMA:
-            raise call_problem(errno, "listing the RDMA devices", library.path)
+        if devices == NULL:
+            library.check_listing(errno)
+            n = 0
         names = [(<bytes>self.calls.get_device_name(devices[i])).decode() for i in range(n)]
         if name in names:
             chosen = names.index(name)
