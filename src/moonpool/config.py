@@ -20,6 +20,7 @@ from moonpool.errors import UsageError
 from moonpool.units import GIB, KIB, MIB
 
 ENV_PREFIX: Final = "MOONPOOL_"
+PASSTHROUGH_CHOICES: Final = ("auto", "yes", "no")
 TCP_IO_CHOICES: Final = ("auto", "blocking", "epoll", "io_uring")
 COHERENCE_CHOICES: Final = ("coherent", "software")
 METADATA_SCHEMES: Final = ("redis://", "rediss://", "redis+unix://")
@@ -68,6 +69,8 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "rdma_queue_depth": (32, 4_096),
     "rdma_traffic_class": (0, 255),
     "lease_ms": (100, 24 * _HOUR_MS),
+    "nvmeof_command_timeout_ms": (2_000, _HOUR_MS),
+    "nvmeof_reconnect_ms": (0, _HOUR_MS),
 }
 
 
@@ -152,6 +155,14 @@ class EngineConfig:
     cxl_shared: tuple[str, ...] = ()
     #: Folders beneath which shared files of owners on other hosts may be opened by their paths.
     file_roots: tuple[str, ...] = ()
+    #: NVMe namespaces by passthrough: "yes", "no" (by the block device), or as each region says ("auto").
+    nvmeof_passthrough: str = "auto"
+    #: Networks ("10.0.0.0/8") whose NVMe targets this process may attach when a peer's region lies there.
+    nvmeof_attach: tuple[str, ...] = ()
+    #: After so many milliseconds the kernel takes an NVMe command back, and resets its controller.
+    nvmeof_command_timeout_ms: int = 10_000
+    #: How many milliseconds a batch waits for a lost NVMe namespace to come back before it fails.
+    nvmeof_reconnect_ms: int = 15_000
     #: Most io_uring rings for files and devices: so many batches do I/O on them at once, others wait.
     disk_rings: int = 4
     #: Most I/Os in flight on each of these rings.
@@ -181,6 +192,7 @@ class EngineConfig:
         _check_name(self.name)
         _check_hosts(self.bind_host, self.advertise_host)
         _check_words(self)
+        _check_nvmeof(self)
         _check_metadata(self.metadata)
         _check_secret(self.cluster_secret)
         _check_between_fields(self)
@@ -307,6 +319,17 @@ def _check_words(config: EngineConfig) -> None:
         raise _wrong("file_roots", config.file_roots, "must hold absolute paths")
     if len(set(config.transports)) != len(config.transports):
         raise _wrong("transports", config.transports, "must not repeat a name")
+
+
+def _check_nvmeof(config: EngineConfig) -> None:
+    if config.nvmeof_passthrough not in PASSTHROUGH_CHOICES:
+        rule = f"must be one of {', '.join(PASSTHROUGH_CHOICES)}"
+        raise _wrong("nvmeof_passthrough", config.nvmeof_passthrough, rule)
+    for network in config.nvmeof_attach:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as problem:
+            raise _wrong("nvmeof_attach", network, f"must hold networks or addresses: {problem}") from problem
 
 
 def _check_metadata(metadata: str) -> None:
