@@ -117,6 +117,11 @@ class HttpStatus:
         self._thread.join(patience_s)
         self._server.join(patience_s)
 
+    def close_after_fork(self) -> None:
+        """In a forked child, which has none of the threads: close its copy of the listening socket."""
+        self._closed = True
+        self._server.socket.close()
+
     def __enter__(self) -> Self:
         return self
 

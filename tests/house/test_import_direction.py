@@ -36,7 +36,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "http_status": frozenset({"vocabulary", "metrics"}),
     "metadata": frozenset({"vocabulary", "wire"}),
     "transport": frozenset({"vocabulary", "native", "wire", "kernels", "topology"}),
-    "engine": (CORE - {"engine"}) | {"kernels"},
+    "engine": (CORE - {"engine"}) | {"kernels", "http_status"},
     "cli": CORE | {"http_status", "kernels", "rpc", "store", "conductor", "facade"},
     "store": CORE | {"http_status", "kernels", "rpc"},
     "conductor": CORE | {"kernels"},

@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "rm": "moonpool.cli.rm",
     "simulate": "moonpool.cli.simulate",
     "stat": "moonpool.cli.stat",
+    "top": "moonpool.cli.top",
     "topology": "moonpool.cli.topology",
     "version": "moonpool.cli.version",
 }

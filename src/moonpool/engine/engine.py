@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self, final
@@ -19,6 +20,7 @@ from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
 from moonpool.engine.opening import Openings, holder_alive
 from moonpool.engine.own_memory import OwnerHost, OwnMemory
+from moonpool.engine.pages import serve_pages
 from moonpool.engine.plan import as_number, timeout_ns
 from moonpool.engine.segment import Segment
 from moonpool.engine.transfers import Transfers
@@ -46,6 +48,7 @@ class Engine(OwnMemory):
         self.config = replace(config or EngineConfig(), **changes)
         config = self.config
         self.instance: InstanceId = new_instance_id()
+        self._started_s = time.time()
         self._usable = True
         self._closed = False
         self._pid = os.getpid()
@@ -100,6 +103,13 @@ class Engine(OwnMemory):
         except BaseException:
             self._metadata.close()
             raise
+        try:
+            self._pages = serve_pages(self.config.metrics_address, self.name, self.metrics)
+        except BaseException:
+            with contextlib.suppress(MoonpoolError):  # the lease runs out by itself
+                self._metadata.withdraw(self._lease)
+            self._metadata.close()
+            raise
         watch_forks(self)
 
     def _record(self) -> Record:
@@ -110,6 +120,11 @@ class Engine(OwnMemory):
     def endpoint(self) -> str:
         """ "host:port" where peers reach this engine; also a name that `open` takes."""
         return self._control.endpoint
+
+    @property
+    def metrics_address(self) -> str:
+        """ "host:port" of the pages `/metrics` and `/healthz`; "" when the config names none."""
+        return self._pages.address if self._pages is not None else ""
 
     # ---- segments of peers ---------------------------------------------------------------------------------
 
@@ -286,7 +301,7 @@ class Engine(OwnMemory):
         """Counters, gauges, and latency histograms per path; `moonpool.metrics.render` makes text of them."""
         self._check()
         own = (self._server, self._control, self._workers)
-        return engine_metrics(self._openings, own, list(self._by_name.values()))
+        return engine_metrics(self._openings, own, list(self._by_name.values()), self._started_s)
 
     def close(self) -> None:
         """Withdraw the name, end all transfers, stop serving, and let go of memory.
@@ -301,6 +316,8 @@ class Engine(OwnMemory):
         if self._pid != os.getpid():
             return
         forget_forks(self)
+        if self._pages is not None:
+            self._pages.close()
         timeout_s = self.config.close_timeout_ms / MS_PER_S
         with contextlib.suppress(MoonpoolError):  # the lease runs out by itself
             self._metadata.withdraw(self._lease)
@@ -344,6 +361,8 @@ class Engine(OwnMemory):
     def abandon_after_fork(self) -> None:
         """In a forked child: close its copies of our sockets, so that peers notice the parent's death."""
         self._usable = False
+        if self._pages is not None:
+            self._pages.close_after_fork()
         self._openings.abandon_after_fork()
         self._workers.forget_after_fork()
         self._server.close_after_fork()

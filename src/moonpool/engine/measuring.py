@@ -21,9 +21,15 @@ GAUGE_ENDINGS: Final = ("_open", "_now")
 
 
 def engine_metrics(
-    openings: Openings, own: tuple[TargetServer, ControlService, WorkerPool], transports: Sequence[Transport]
+    openings: Openings,
+    own: tuple[TargetServer, ControlService, WorkerPool],
+    transports: Sequence[Transport],
+    started_s: float,
 ) -> dict[str, Any]:
-    """Paths (by transport, peer, path and operation), counters, gauges: totals since the engine was made."""
+    """Paths (by transport, peer, path and operation), counters, gauges: totals since the engine was made.
+
+    `started_s`, seconds since 1970, tells who reads them whether two totals are of one life.
+    """
     server, control, workers = own
     served = server.counters()
     gauges: dict[str, Any] = {name: served.pop(name) for name in ("lanes_open", "notices_waiting")}
@@ -38,7 +44,12 @@ def engine_metrics(
     return {
         "paths": added_up([*rows, *(row for segment in segments for row in paths_of(segment))]),
         "counters": counters,
-        "gauges": {**gauges, "segments_open": len(segments), "batches_queued": workers.queued},
+        "gauges": {
+            **gauges,
+            "segments_open": len(segments),
+            "batches_queued": workers.queued,
+            "start_time_seconds": started_s,
+        },
     }
 
 

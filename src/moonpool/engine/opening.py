@@ -72,7 +72,7 @@ class Openings:
             return [segment for _handle, segment in self._segments.items()]
 
     def measured(self) -> tuple[list[Segment], list[dict[str, Any]], dict[str, int]]:
-        """Segments open or closing, and what closed ones had moved (`PastTotals`): each is in one of the two."""
+        """Segments open or closing, and what closed ones had moved: each segment is in one of the two."""
         with self._lock:
             closing, rows, counts = self._past.snapshot()
             return [segment for _handle, segment in self._segments.items()] + closing, rows, counts

@@ -38,7 +38,7 @@ def merge(into: Row, row: Mapping[str, Any]) -> None:
 
 @final
 class PastTotals:
-    """Thread-safe. A segment is measured live until it is added here: `snapshot` sees it once, never twice."""
+    """Thread-safe. A segment is measured live until it is added here: once, never twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
