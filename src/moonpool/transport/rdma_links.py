@@ -1,4 +1,4 @@
-"""The initiator's side of RDMA: rails to one peer, made by a handshake and replaced by another when they break."""
+"""The initiator's side of RDMA: rails to one peer, made by a handshake, replaced when they break."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class RailState:
 
 
 def silence_ns(config: EngineConfig) -> int:
-    """After so long without a completion a busy rail counts as failed: twice what a NIC tries, and a second."""
+    """After so long without a completion a busy rail has failed: twice what a NIC tries, and a second."""
     tries = _TIMEOUT_UNIT_NS * (1 << config.rdma_timeout) * (config.rdma_retries + 1)
     return 2 * tries + NS_PER_S
 
 
 @final
 class PeerLink:
-    """Rails to one peer, shared by its segments. Made under the engine's lock, repaired by one thread at a time."""
+    """Rails to one peer, shared by its segments. Made under the engine's lock; one thread repairs it."""
 
     def __init__(
         self, peer: PeerSide, parts: tuple[Sequence[OwnNic], BounceArena, EngineConfig], wake_fd: int
@@ -153,7 +153,7 @@ class PeerLink:
                 self._install(draft, theirs, answer, probe=True)
 
     def _draft(self, index: int, ends: tuple[int, int], queue: CompletionQueue) -> _Draft:
-        """A queue pair of ours in INIT, for the rail between NIC ends[0] of ours and ends[1] of the peer's."""
+        """A queue pair of ours in INIT, for the rail between our NIC ends[0] and the peer's NIC ends[1]."""
         nic, partner = ends
         pair = QueuePair(queue, self._config.rdma_queue_depth, _PIECES)
         try:
@@ -175,7 +175,7 @@ class PeerLink:
             return decode_answer(value, offer)
 
     def _install(self, draft: _Draft, theirs: Rail, answer: Answer, *, probe: bool) -> None:
-        """Connect a queue pair and let its rail use it; a device that refuses makes the rail wait for a repair."""
+        """Connect a queue pair and let its rail use it; refused, the rail waits for repair."""
         own, mark = self._nics[draft.nic], answer.marks[theirs.nic]
         try:
             draft.pair.to_ready(route_to(own, answer.nics[theirs.nic], (theirs, draft.psn), self._config))
@@ -186,7 +186,7 @@ class PeerLink:
             self.native.not_replaced(draft.index, probe)
 
     def _await_rails(self) -> None:
-        """Wait until probes have shown which rails work: all, or one and a moment for the others, or a second."""
+        """Wait until probes have shown which rails work: all, or one and a moment more; at most a second."""
         started = time.monotonic()
         first: float | None = None
         while True:
@@ -207,7 +207,7 @@ class PeerLink:
     # ---- keeping -------------------------------------------------------------------------------------------
 
     def repair(self, due: Sequence[tuple[int, bool]]) -> None:
-        """Replace the queue pairs of these rails (rail, whether to probe) by a new handshake; blocks, bounded.
+        """Replace the queue pairs of rails (rail, whether to probe) by a new handshake; blocks, bounded.
 
         What fails is tried again when the rail's back-off has passed.
         """

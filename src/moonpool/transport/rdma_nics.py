@@ -29,9 +29,7 @@ _LANE_MBPS: Final[Mapping[int, int]] = {
     64: 50_000,
     128: 100_000,
 }
-_LOAD_DRIVER: Final = (
-    "load the NIC's driver (`ibv_devices` lists what there is), or leave rdma out of transports"
-)
+_LOAD_DRIVER: Final = "load the NIC's driver (`ibv_devices` lists what is there), or leave rdma out"
 
 
 @final
@@ -108,7 +106,7 @@ def devices_of(nics: Sequence[OwnNic]) -> list[Device]:
 
 
 def _open_one(library: VerbsLibrary, name: str, config: EngineConfig, troubles: list[str]) -> OwnNic | None:
-    """The NIC, or None with a note in `troubles`; raises for a NIC that the config names and cannot be used."""
+    """The NIC, or None with a note in `troubles`; raises for one that the config names and cannot be used."""
     device_name, _, port_text = name.partition(":")
     if port_text and not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text) <= 255):
         raise UsageError(f"an RDMA NIC is named device or device:port, not {name!r}", field="rdma_devices")

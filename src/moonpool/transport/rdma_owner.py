@@ -123,7 +123,7 @@ class OwnerSide:
     # ---- control methods -----------------------------------------------------------------------------------
 
     def connect(self, session: OwnerSession, params: Mapping[str, Any]) -> dict[str, Any]:
-        """ "rdma.connect": pairs the offered queue pairs with ours; those they replace are destroyed first."""
+        """ "rdma.connect": pairs the offered queue pairs with ours; those that they replace go first."""
         offer = decode_offer(_bytes_of(params, "offer"))
         with self._lock:
             mine = self._sessions.setdefault(session.session_id, _Session(session.peer_instance))

@@ -1,5 +1,6 @@
-"""One thread of an engine that keeps rails alive: it hears the NICs' events, replaces broken queue pairs and frees
-the links of peers that are gone."""
+"""One thread of an engine that keeps rails alive: it hears the NICs' events, replaces broken queue pairs and
+frees the links of peers that are gone.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The bounce arena: registered memory of fixed size, through which buffers go that no device knows.
 
-Slots are taken by batches and given back when their bytes have left or were copied out; who gets none waits for those of
-others. A page before the slots takes the bytes of flushing READs, which nobody looks at.
+Slots are taken by batches and given back when their bytes have left or were copied out; who gets none waits for those
+of others. A page before the slots takes the bytes of flushing READs, which nobody looks at.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t

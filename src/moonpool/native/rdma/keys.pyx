@@ -10,16 +10,16 @@ cdef class RemoteKeys:
     """`keys[nic * n_chunks + chunk]` for a region of `length` bytes at `base` in the owner's process."""
 
     def __cinit__(self, uint64_t base, uint64_t length, uint64_t chunk_bytes, uint32_t n_nics, keys):
-        cdef uint64_t n_chunks, k
+        cdef uint64_t n_chunks, k, n = len(keys)
         if length == 0 or chunk_bytes == 0 or n_nics == 0:
             raise UsageError("a region has bytes, chunks and NICs")
         n_chunks = (length - 1) // chunk_bytes + 1
-        if len(keys) != n_chunks * n_nics:
-            raise UsageError(f"{n_chunks} chunks on {n_nics} NICs have {n_chunks * n_nics} keys, not {len(keys)}")
-        self.raw.rkeys = <uint32_t*>calloc(len(keys), sizeof(uint32_t))
+        if n != n_chunks * n_nics:
+            raise UsageError(f"{n_chunks} chunks on {n_nics} NICs have {n_chunks * n_nics} keys, not {n}")
+        self.raw.rkeys = <uint32_t*>calloc(n, sizeof(uint32_t))
         if self.raw.rkeys == NULL:
-            raise OutOfMemory(f"no memory for {len(keys)} remote keys")
-        for k in range(<uint64_t>len(keys)):
+            raise OutOfMemory(f"no memory for {n} remote keys")
+        for k in range(n):
             self.raw.rkeys[k] = keys[k]
         self.raw.base = base
         self.raw.length = length

@@ -1,14 +1,14 @@
 """The run loop: one batch, cut into pieces, posted on rails, and followed to its end by the thread that drives it.
 
-Each piece is a work request: a range of a transfer that PATHS sized for the rail it chose, or several small transfers
-that lie behind each other at the peer. A batch ends when nothing of it is posted any more: on cancel, deadline or a dead
-segment it posts nothing new, gives what is under way GRACE_NS (none when the peer is gone), and then breaks the rails that
-still carry some of it. What rails cannot carry stays PENDING for the next path.
+Each piece is a work request: a range of a transfer, sized for the rail that was chosen for it (native/paths/rails), or
+several small transfers that lie behind each other at the peer. A batch ends when nothing of it is posted any more: on
+cancel, deadline or a dead segment it posts nothing new, gives what is under way GRACE_NS (none when the peer is gone),
+and then breaks the rails that still carry some of it. What rails cannot carry stays PENDING for the next path.
 """
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from moonpool.native.io.batch cimport (
     COMPLETE,
     OP_READ,
@@ -23,38 +23,23 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from moonpool.native.io.copying cimport DIGEST_CHUNK, digest_chunks
-from moonpool.native.io.guard cimport (
-    mp_count,
-    mp_guard_enter_locked,
-    mp_guard_leave,
-    mp_guard_lock,
-    mp_guard_unlock,
-    mp_now_ns,
-    mp_tally,
-)
-from moonpool.native.io.regions cimport EXTRA_RDMA, LocalRegions, mp_region, regions_find
-from moonpool.native.io.segment cimport (
-    NativeSegment,
-    mp_path,
-    mp_path_record,
-    mp_remote_region,
-    mp_segment,
-    path_takes,
-)
+from moonpool.native.io.copying cimport digest_chunks
+from moonpool.native.io.guard cimport mp_count, mp_guard_leave, mp_now_ns, mp_tally
+from moonpool.native.io.regions cimport EXTRA_RDMA, LocalRegions
+from moonpool.native.io.segment cimport NativeSegment, mp_path, mp_path_record, mp_segment, path_takes
 from moonpool.native.paths.rails cimport RAIL_NONE, rails_choose, rails_next, rails_unbook, rails_usable
-from moonpool.native.rdma.bounce cimport SLOT_BYTES, arena_give, arena_take, mp_arena
+from moonpool.native.rdma.bounce cimport SLOT_BYTES, mp_arena
 from moonpool.native.rdma.keys cimport RemoteKeys
-from moonpool.native.rdma.link cimport (
+from moonpool.native.rdma.link cimport Link
+from moonpool.native.rdma.local_side cimport copy_landed, forget_passing, look_up, register_passing, take_slot
+from moonpool.native.rdma.queues cimport (
     BROKE_ASIDE,
     CHAIN_MAX,
     FAILED,
-    LANDED_MAX,
     NOT_MINE,
     PAIR_BROKEN,
     PAIR_UP,
     SGES_MAX,
-    Link,
     link_poll,
     mp_link,
     mp_pair,
@@ -63,10 +48,8 @@ from moonpool.native.rdma.link cimport (
     pair_break,
     pair_post,
     run_fail,
-    run_settle,
 )
 from moonpool.native.verbs.ibverbs cimport (
-    IBV_ACCESS_LOCAL_WRITE,
     IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE,
     ibv_sge,
@@ -74,7 +57,6 @@ from moonpool.native.verbs.ibverbs cimport (
     mp_cq_arm,
     mp_cq_take,
     mp_lkey_of,
-    mp_registered,
     mp_registration,
     mp_rkey_of,
     mp_wr_fill,
@@ -106,8 +88,6 @@ cdef enum:
     # Small transfers that lie behind each other at the peer go as one request up to this size.
     GATHER_BYTES = 65536
     GATHER_EACH = 16384
-    # A held buffer that is at least so large is registered for the batch, a smaller one is copied.
-    PASSING_BYTES = 262144
     BYTES_UNDER_WAY = 16 << 20
     REQUEST_BYTES = 1 << 30
     BREAKS_MAX = 64
@@ -118,101 +98,6 @@ cdef enum:
     CUT_ONE = 1
     CUT_WAIT = 2       # rails are full, or there is no bounce slot
     CUT_DRY = 3        # no rail may carry anything
-
-
-# ---- the local side --------------------------------------------------------------------------------------------------
-
-cdef void look_up(mp_run* run, uint64_t address, uint64_t length) noexcept nogil:
-    """Set `near` to the registration that holds a local range, NULL when there is none: then it is bounced."""
-    cdef mp_region* region
-    if run.near != NULL and mp_registered(run.near, address, length):
-        return
-    mp_guard_lock(&run.segment.own.guard)
-    if not run.in_own:
-        run.own_ticket = mp_guard_enter_locked(&run.segment.own.guard)
-        run.in_own = True
-    region = regions_find(run.segment.own, address, length)
-    run.near = NULL if region == NULL else <const mp_registration*>region.extra[<int>EXTRA_RDMA]
-    mp_guard_unlock(&run.segment.own.guard)
-    if run.near == NULL and run.passing.n_devices and mp_registered(&run.passing, address, length):
-        run.near = &run.passing
-
-
-cdef void register_passing(mp_run* run) noexcept nogil:
-    """Register what a batch uses of its held buffer, on all NICs and for this batch only; when it is large enough.
-
-    Without the link's lock, for pinning takes a while.
-    """
-    cdef mp_batch* batch = run.batch
-    cdef mp_link* link = run.link
-    cdef uint64_t i, low = <uint64_t>-1, high = 0
-    cdef uint32_t k
-    cdef int access = IBV_ACCESS_LOCAL_WRITE if batch.op == OP_READ else 0
-    for i in range(batch.n):
-        if run.left[i] < FAILED:
-            low = batch.local[i] if batch.local[i] < low else low
-            high = batch.local[i] + batch.length[i] if batch.local[i] + batch.length[i] > high else high
-    if high <= low or high - low < PASSING_BYTES:
-        return
-    look_up(run, low, high - low)
-    if run.near != NULL:
-        return
-    for k in range(link.n_nics):
-        run.passing_regions[k] = link.nics[k].calls.reg_mr(link.nics[k].pd, <void*><size_t>low, high - low, access)
-        if run.passing_regions[k] == NULL:
-            forget_passing(run)
-            return
-        run.passing_keys[k] = run.passing_regions[k].lkey
-    run.passing.base = low
-    run.passing.length = run.passing.chunk_bytes = high - low
-    run.passing.n_chunks = 1
-    run.passing.lkeys = run.passing_keys
-    run.passing.n_devices = link.n_nics
-
-
-cdef void forget_passing(mp_run* run) noexcept nogil:
-    cdef uint32_t k
-    run.passing.n_devices = 0
-    for k in range(run.link.n_nics):
-        if run.passing_regions[k] != NULL:
-            run.link.nics[k].calls.dereg_mr(run.passing_regions[k])
-            run.passing_regions[k] = NULL
-
-
-cdef bint take_slot(mp_run* run, mp_piece* piece) noexcept nogil:
-    """A bounce slot for a piece, filled when it is to be written; False when there is none now."""
-    cdef int32_t slot
-    if run.n_slots >= LANDED_MAX:
-        return False
-    slot = arena_take(run.link.arena)
-    if slot < 0:
-        return False
-    run.n_slots += 1
-    piece.slot = slot
-    if run.batch.op != OP_READ:
-        memcpy(run.link.arena.base + <uint64_t>slot * SLOT_BYTES,
-               <void*><size_t>(run.batch.local[piece.first] + piece.start), piece.length)
-    return True
-
-
-cdef bint copy_landed(mp_run* run) noexcept nogil:
-    """Copy what was READ into bounce slots to where it belongs. Lock held, and let go of while copying."""
-    cdef mp_piece landed[LANDED_MAX]
-    cdef uint32_t n = run.n_landed, k
-    if n == 0:
-        return False
-    memcpy(landed, run.landed, n * sizeof(mp_piece))
-    run.n_landed = 0
-    pthread_mutex_unlock(&run.link.lock)
-    for k in range(n):
-        memcpy(<void*><size_t>(run.batch.local[landed[k].first] + landed[k].start),
-               run.link.arena.base + <uint64_t>landed[k].slot * SLOT_BYTES, landed[k].length)
-        arena_give(run.link.arena, landed[k].slot)
-    pthread_mutex_lock(&run.link.lock)
-    run.n_slots -= n
-    for k in range(n):
-        run_settle(run, &landed[k])
-    return True
 
 
 # ---- cutting ---------------------------------------------------------------------------------------------------------
@@ -411,9 +296,9 @@ cdef void post_open(mp_run* run, uint64_t now) noexcept nogil:
 cdef int post_some(mp_run* run, uint64_t now, bint* any) noexcept nogil:
     """Cut and post until rails are full or nothing is left; a CUT_*."""
     cdef mp_piece piece
-    cdef int rail = 0, n, outcome = CUT_NONE
+    cdef int rail = 0, _n, outcome = CUT_NONE
     cdef uint32_t allowed
-    for n in range(PIECES_AT_ONCE):
+    for _n in range(PIECES_AT_ONCE):
         allowed = allowed_pairs(run.link)
         if allowed == 0 and up_pairs(run.link) & rails_usable(&run.link.rails):
             outcome = CUT_WAIT
@@ -488,7 +373,7 @@ cdef bint rails_may_come(mp_link* link) noexcept nogil:
 
 cdef bint is_last(mp_run* run) noexcept nogil:
     """True when no other path comes after this one."""
-    return run.path.id + 1 == run.segment.n_paths
+    return run.path.id + <uint32_t>1 == run.segment.n_paths
 
 
 cdef bint has_run_dry(mp_run* run, uint64_t now) noexcept nogil:
