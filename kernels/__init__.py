@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from moonpool.kernels.spraying import Sprayed, spray
     from moonpool.kernels.striping import (
         Paths,
         SliceBounds,
@@ -24,15 +25,21 @@ __all__ = [
     "Paths",
     "SliceBounds",
     "Slices",
+    "Sprayed",
     "Transfers",
     "expected_paths",
+    "spray",
     "stripe_by_rate",
     "stripe_evenly",
     "warmup",
 ]
 
 # Where each public name lives, beside striping.
-_HOMES: Final = {"warmup": "moonpool.kernels.warming"}
+_HOMES: Final = {
+    "warmup": "moonpool.kernels.warming",
+    "spray": "moonpool.kernels.spraying",
+    "Sprayed": "moonpool.kernels.spraying",
+}
 _STRIPING: Final = "moonpool.kernels.striping"
 
 

@@ -90,3 +90,27 @@ def allowed_cut(at: int, length: int, slice_min: int) -> int:
     if place < slice_min:
         return 0
     return place if place <= length - slice_min else length
+
+
+def share_units(units: int, cost: Sequence[int], busy: Sequence[int]) -> list[int]:
+    """How many equal units each path gets when each unit goes where it ends first (ties: the first path)."""
+    shares = [0] * len(cost)
+    for _ in range(units):
+        ends = [start + (held + 1) * price for start, held, price in zip(busy, shares, cost, strict=True)]
+        shares[ends.index(min(ends))] += 1
+    return shares
+
+
+def share_at_least(units: int, units_min: int, cost: Sequence[int], busy: Sequence[int]) -> list[int]:
+    """The same, where a path gets `units_min` or nothing.
+
+    The smallest share is left out (of equal ones the last path's), until none is too small, or one is left.
+    """
+    used = list(range(len(cost)))
+    while True:
+        shares = share_units(units, [cost[path] for path in used], [busy[path] for path in used])
+        small = [place for place, share in enumerate(shares) if share < units_min]
+        if not small or len(used) == 1:
+            held = dict(zip(used, shares, strict=True))
+            return [held.get(path, 0) for path in range(len(cost))]
+        del used[max(small, key=lambda place: (-shares[place], place))]

@@ -13,6 +13,7 @@ from moonpool.kernels.placement import (
     Standing,
     affinity_costs,
 )
+from moonpool.kernels.spraying import spray
 from moonpool.kernels.striping import (
     CUT_BYTES,
     SliceBounds,
@@ -41,6 +42,7 @@ def warm_striping() -> None:
     ones = np.ones(2, np.uint64)
     stripe_by_rate(transfers, expected_paths(ids, ones, ones, ones), bounds)
     stripe_evenly(*transfers, paths=2, slice_min_bytes=CUT_BYTES)
+    spray(transfers, expected_paths(ids, ones, ones, ones), CUT_BYTES)
 
 
 def warm_placement() -> None:
