@@ -63,6 +63,7 @@ OWN_FOLDERS = ("io", "table")
 # C sources compiled into a module beside its .pyx.
 EXTRA_SOURCES: dict[str, tuple[str, ...]] = {
     "moonpool.native.io.copying": ("xxh3_base.c", "xxh3_avx2.c", "xxh3_avx512.c"),
+    "moonpool.native.device.runtime": ("calls.c",),
 }
 
 

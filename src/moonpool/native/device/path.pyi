@@ -1,0 +1,29 @@
+from collections.abc import Callable
+from typing import Self, TypeAlias, final
+
+from moonpool.native.device.stages import Stages
+from moonpool.native.io.regions import LocalRegions
+from moonpool.native.io.segment import NativeSegment
+
+Asker: TypeAlias = Callable[[int, bool, bytes, int], bytes]
+
+@final
+class DeviceReach:
+    def __new__(cls, stages: Stages, asker: Asker | None = None) -> Self: ...
+    def serve_by(self, handle: int, slot_bytes: int) -> None: ...
+    @property
+    def served(self) -> bool: ...
+
+@final
+class NearRegion:
+    def __new__(cls, device: int) -> Self: ...
+
+@final
+class FarRegion:
+    def __new__(cls, pointer: int, device: int, served: bool) -> Self: ...
+    @property
+    def failed(self) -> bool: ...
+
+def add_device_path(segment: NativeSegment, reach: DeviceReach) -> int: ...
+def set_near(table: LocalRegions, handle: int, region: NearRegion) -> None: ...
+def set_far(segment: NativeSegment, handle: int, region: FarRegion) -> None: ...
