@@ -17,7 +17,11 @@ from moonpool.native.verbs.ibverbs cimport (
     IBV_ACCESS_RELAXED_ORDERING,
     ibv_mr,
     ibv_pd,
+    mp_chunk_room,
+    mp_lkey_of,
+    mp_registered,
     mp_registration,
+    mp_rkey_of,
     mp_verbs,
 )
 
@@ -231,6 +235,14 @@ cdef class MemoryRegistration:
         """What own requests use, by chunk."""
         self.check_place(device)
         return [self.raw.lkeys[device * self.raw.n_chunks + i] for i in range(self.raw.n_chunks)]
+
+    def keys_at(self, uint32_t device, uint64_t address) -> tuple:
+        """(lkey, rkey, bytes from there to the chunk's end) of an address inside, as the run loop looks them up."""
+        self.check_place(device)
+        if not mp_registered(self.raw, address, 1):
+            raise UsageError("the address is not inside the registered range", address=address)
+        return (mp_lkey_of(self.raw, device, address), mp_rkey_of(self.raw, device, address),
+                mp_chunk_room(self.raw, address))
 
     cdef int check_place(self, uint32_t device) except -1:
         if device >= self.raw.n_devices:
