@@ -31,7 +31,7 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from fabric_ways import cxl, file, ofi  # noqa: E402
+from fabric_ways import cxl, file, ofi, rdma  # noqa: E402
 from fabric_ways.far import FarBytes, Place, Way  # noqa: E402
 
 Bytes = npt.NDArray[np.uint8]
@@ -58,6 +58,7 @@ WAYS = [
     Way("tcp-secret", ("tcp",), {"cluster_secret": SECRET}),
     *file.WAYS,
     *cxl.WAYS,
+    *rdma.WAYS,
     *ofi.WAYS,
 ]
 
@@ -195,6 +196,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(params=chosen_ways(WAYS, os.environ.get("MOONPOOL_CONTRACT_WAYS")), ids=lambda way: way.name)
 def way(request: pytest.FixtureRequest) -> Way:
     chosen: Way = request.param
+    if chosen.prepare is not None:
+        chosen.prepare()
     return chosen
 
 

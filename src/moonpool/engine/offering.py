@@ -261,6 +261,8 @@ class Offering:
     def _release(self, session: SessionInfo, _params: Mapping[str, Any]) -> dict[str, Any]:
         self.grants.release(session.session_id)
         self.writers.release(session.session_id)
+        for transport in self._transports:
+            transport.session_ended(session.session_id)
         return {}
 
     def _grant_vm(self, session: SessionInfo, params: Mapping[str, Any]) -> dict[str, Any]:

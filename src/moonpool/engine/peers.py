@@ -76,6 +76,7 @@ class Peer:
         self.endpoint = endpoint
         self.instance = instance
         self.vm: VmSession | None = None
+        self.has_release = False
         self.segments: set[Segment] = set()
         self._session = session
         self._config, self._own_instance = own
@@ -173,7 +174,7 @@ class Peer:
         self.lanes.close(timeout_s)
         if self._session is None:
             return
-        if self._session.is_unix and self.alive:
+        if (self._session.is_unix or self.has_release) and self.alive:
             # So that the owner need not wonder whether we could still write into its memory; when it does not
             # hear this, it does.
             with contextlib.suppress(MoonpoolError):

@@ -95,6 +95,8 @@ class PeerSide(Protocol):
     lanes: LanePool
     #: Set by the transport that uses process_vm on the peer.
     vm: VmSession | None
+    #: Set by a transport whose owner's side keeps something for our session: it is then told when we are done.
+    has_release: bool
 
     @property
     def is_self(self) -> bool: ...
@@ -327,7 +329,10 @@ class Transport(Protocol):
         ...
 
     def session_ended(self, session_id: int) -> None:
-        """A session is closed: free what it held here. On the control thread: never waits long."""
+        """A session is closed, or its peer is done with everything: free what it held. Again: nothing.
+
+        On the control thread: never waits long.
+        """
         ...
 
     def counters(self) -> Mapping[str, int]:

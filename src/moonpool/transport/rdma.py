@@ -146,6 +146,7 @@ class RdmaTransport(PlainTransport):
         except MoonpoolError as problem:
             segment.note_unreachable(0, self.name, problem)
             return None
+        peer.has_release = True
         with self._lock:
             self._links[peer] = link
         self._repairer.wake()
@@ -235,5 +236,6 @@ class RdmaTransport(PlainTransport):
         self._links.clear()
         self._owner.close()
         self._arena_keys.close()
+        self._arena.memory.close()
         for nic in self._nics:
             nic.device.close()

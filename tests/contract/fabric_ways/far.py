@@ -83,7 +83,7 @@ class Way:
     """One way to move bytes: the transports of both ends, and what kind of bytes the target offers.
 
     `place` makes what holds the bytes when they have no address: then tests that need memory are left out.
-    `on_request` says why a way runs only when it is chosen by name.
+    `on_request` says why a way runs only when it is chosen by name. `prepare` is called before each test.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Way:
     place: Callable[[], contextlib.AbstractContextManager[Place]] | None = None
     target_transports: tuple[str, ...] = ("shm", "tcp")
     on_request: str = ""
+    prepare: Callable[[], None] | None = None
 
     @property
     def transport(self) -> str:
