@@ -38,7 +38,7 @@ WAYS = [
     Way(
         "ofi-rxm",
         ("ofi",),
-        {"ofi_provider": "tcp;ofi_rxm", "lanes_per_peer_max": 2},
+        {"ofi_provider": "tcp;ofi_rxm"},
         target_transports=("ofi",),
         on_request=what_lacks() or "needs 300 MB for each pair of engines",
     ),

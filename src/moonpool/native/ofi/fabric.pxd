@@ -24,6 +24,14 @@ cdef struct mp_fabric:
     uint64_t piece_bytes
     pthread_mutex_t lock  # progress and changes of endpoints that peers reach
     pthread_t thread
+    # Totals of the initiator's side.
+    uint64_t ends_opened
+    uint64_t ends_closed
+    uint64_t torn
+    uint64_t retries
+    uint64_t renewals
+    uint64_t bounced_bytes
+    uint64_t flushes
 
 cdef struct mp_ofi_memory:
     fid_mr* mr

@@ -18,7 +18,7 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_unlock,
     mp_sync_init,
 )
-from moonpool.native.io.guard cimport mp_load32, mp_store32
+from moonpool.native.io.guard cimport mp_count, mp_load32, mp_store32
 from moonpool.native.ofi.library cimport (
     FI_MR_ENDPOINT,
     FI_MR_LOCAL,
@@ -238,10 +238,18 @@ cdef class Fabric:
         """True when a WRITE completes in the target's memory; otherwise a READ follows each batch of WRITEs."""
         return self.raw.delivery != 0
 
-    @property
-    def ends(self) -> int:
-        """Endpoints that peers reach."""
-        return self.opened
+    def counters(self) -> dict:
+        """Endpoints open now, for peers and of ours, and totals of what happened on the way."""
+        cdef mp_fabric* raw = &self.raw
+        return {
+            "peer_endpoints_open": self.opened,
+            "endpoints_open": mp_count(&raw.ends_opened) - mp_count(&raw.ends_closed),
+            "torn_down": mp_count(&raw.torn),
+            "retries": mp_count(&raw.retries),
+            "renewals": mp_count(&raw.renewals),
+            "bounced_bytes": mp_count(&raw.bounced_bytes),
+            "flushes": mp_count(&raw.flushes),
+        }
 
     def listen(self) -> OwnEnd:
         """A new endpoint for a peer; LimitExceeded when there are too many."""

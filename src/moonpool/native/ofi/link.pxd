@@ -58,11 +58,6 @@ cdef struct mp_link:
     uint64_t stall_ns
     uint64_t connect_ns
     void* owner                 # its Link
-    uint64_t torn
-    uint64_t retries
-    uint64_t renewals
-    uint64_t bounced_bytes
-    uint64_t flushes
 
 cdef bint end_bounce(mp_link* link, mp_end* end) noexcept nogil
 cdef mp_end* link_take(mp_link* link, mp_batch* batch, int* status) noexcept nogil

@@ -25,7 +25,7 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from moonpool.native.io.guard cimport mp_count, mp_load32, mp_now_ns, mp_store32, mp_tally
+from moonpool.native.io.guard cimport mp_load32, mp_now_ns, mp_store32, mp_tally
 from moonpool.native.ofi.fabric cimport ADDRESS_BYTES_MAX, Fabric, mp_fabric
 from moonpool.native.ofi.library cimport (
     FI_ADDR_STR,
@@ -69,8 +69,9 @@ cdef uint64_t DOWN_NS_MIN = 500_000_000
 cdef uint64_t DOWN_NS_MAX = 16_000_000_000
 
 
-cdef void end_close(mp_end* end) noexcept nogil:
+cdef void end_close(mp_fabric* fabric, mp_end* end) noexcept nogil:
     """Nothing touches this process's memory by the endpoint any more."""
+    mp_tally(&fabric.ends_closed, 1)
     mp_ofi_close(end.ep)
     mp_ofi_close(end.bounce_mr)
     mp_ofi_close(end.av)
@@ -86,13 +87,14 @@ cdef mp_end* end_open(mp_link* link, const uint8_t* address, uint32_t generation
     if end == NULL:
         return NULL
     end.generation = generation
+    mp_tally(&fabric.ends_opened, 1)
     if (
         mp_ofi_open_queue(fabric.domain, QUEUE_ENTRIES, &end.queue, &end.wait_fd) != 0
         or mp_ofi_open_addresses(fabric.domain, &end.av) != 0
         or mp_ofi_open_endpoint(fabric.domain, fabric.info, end.queue, end.av, &end.ep) != 0
         or fi_av_insert(end.av, address, 1, &end.peer, 0, NULL) != 1
     ):
-        end_close(end)
+        end_close(fabric, end)
         return NULL
     for k in range(<uint32_t>OPS):
         end.ops[k].next_free = k + 1 if k + 1 < OPS else NONE
@@ -145,7 +147,7 @@ cdef mp_end* link_take(mp_link* link, mp_batch* batch, int* status) noexcept nog
                 return end
             link.n_ends -= 1
             pthread_mutex_unlock(&link.lock)
-            end_close(end)
+            end_close(link.fabric, end)
             pthread_mutex_lock(&link.lock)
         elif link.n_ends < link.ends_max:
             link.n_ends += 1
@@ -168,8 +170,8 @@ cdef mp_end* link_take(mp_link* link, mp_batch* batch, int* status) noexcept nog
 cdef void link_give(mp_link* link, mp_end* end, bint sound) noexcept nogil:
     """Give an endpoint back; one with pieces in flight, or that failed, is closed first."""
     if not sound:
-        end_close(end)
-        mp_tally(&link.torn, 1)
+        end_close(link.fabric, end)
+        mp_tally(&link.fabric.torn, 1)
         end = NULL
     pthread_mutex_lock(&link.lock)
     if end != NULL and not mp_load32(&link.shut):
@@ -181,7 +183,7 @@ cdef void link_give(mp_link* link, mp_end* end, bint sound) noexcept nogil:
     pthread_cond_signal(&link.freed)
     pthread_mutex_unlock(&link.lock)
     if end != NULL:
-        end_close(end)
+        end_close(link.fabric, end)
 
 
 cdef int link_settle(mp_link* link, uint32_t generation) noexcept nogil:
@@ -262,7 +264,7 @@ cdef class Link:
                 self.down_status = self._try_renew()
                 if self.down_status == COMPLETE:
                     self.down_ns = DOWN_NS_MIN
-                    mp_tally(&self.raw.renewals, 1)
+                    mp_tally(&self.fabric.raw.renewals, 1)
                 else:
                     self.down_until_ns = mp_now_ns() + self.down_ns
                     self.down_ns = min(self.down_ns * 2, DOWN_NS_MAX)
@@ -302,16 +304,5 @@ cdef class Link:
         with nogil:
             while end != NULL:
                 rest = end.next
-                end_close(end)
+                end_close(&self.fabric.raw, end)
                 end = rest
-
-    def counters(self) -> dict:
-        """Endpoints open now, and totals of what happened on the way."""
-        return {
-            "endpoints": self.raw.n_ends,
-            "torn_down": mp_count(&self.raw.torn),
-            "retries": mp_count(&self.raw.retries),
-            "renewals": mp_count(&self.raw.renewals),
-            "bounced_bytes": mp_count(&self.raw.bounced_bytes),
-            "flushes": mp_count(&self.raw.flushes),
-        }

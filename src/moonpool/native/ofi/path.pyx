@@ -236,7 +236,7 @@ cdef void post_more(mp_work* work) noexcept nogil:
             flight.outstanding += 1
             work.offset += n
             if work.bounced:
-                mp_tally(&work.link.bounced_bytes, n)
+                mp_tally(&work.link.fabric.bounced_bytes, n)
         if work.offset >= work.batch.length[work.next]:
             flight.posted_all = 1
             if flight.outstanding == 0:
@@ -331,7 +331,7 @@ cdef void post_flush(mp_work* work) noexcept nogil:
     if rc == 0:
         end.free_op = end.ops[place].next_free
         end.in_flight += 1
-        mp_tally(&work.link.flushes, 1)
+        mp_tally(&work.link.fabric.flushes, 1)
     elif rc != -FI_EAGAIN:
         work.failed = status_of(<int>-rc)
 
@@ -446,7 +446,7 @@ cdef int attempt(mp_work* work) noexcept nogil:
     if status == COMPLETE:
         return work.failed or STALLED
     if work.posted and work.batch.op != OP_READ:
-        fail(work, status)  # bytes may be on their way for ever: no other path may write there
+        fail(work, batch_interrupted(work.batch) or status)  # bytes may be on their way: no other path may write
     return status
 
 
@@ -473,7 +473,7 @@ cdef int ofi_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept n
         if early or tries == ATTEMPTS:
             break
         if tries:
-            mp_tally(&work.link.retries, 1)
+            mp_tally(&work.link.fabric.retries, 1)
         tries += 1
         status = attempt(&work)
         if mp_load32(&work.link.generation) == 0:
