@@ -15,10 +15,13 @@ import importlib.metadata
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Final, final
 
 from moonpool.conductor import openapi, service_bodies, service_metrics
+from moonpool.conductor.http_port import HttpLimits, HttpPort, HttpRequest, HttpResponse, Outcome
+from moonpool.conductor.http_routes import Routes
 from moonpool.conductor.registration import Registration, plain
 from moonpool.conductor.service_config import ConductorConfig
 from moonpool.conductor.service_core import ConductorCore, global_view
@@ -28,19 +31,13 @@ from moonpool.config import EngineConfig
 from moonpool.engine.stream_options import tune_listener
 from moonpool.errors import LimitExceeded, MoonpoolError, ResourceError, UsageError
 from moonpool.kernels.warming import warm_placement
+from moonpool.units import MS_PER_S
 
 logger: Final = logging.getLogger("moonpool.conductor")
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4"
-
-
-def load_aiohttp() -> Any:
-    """The aiohttp.web module; raises `ResourceError` that says how to get it."""
-    try:
-        from aiohttp import web
-    except ImportError as exc:
-        raise ResourceError("the service needs aiohttp; install moonpool[service]") from exc
-    return web
+#: Operations whose handlers wait for a stream to end.
+_AWAITED: Final = frozenset({"register", "unregister"})
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,6 +51,16 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def http_limits(config: ConductorConfig) -> HttpLimits:
+    """The bounds of the service's port."""
+    return HttpLimits(
+        body_bytes_max=config.body_bytes_max,
+        connections_max=config.connections_max,
+        request_s=config.receive_timeout_ms / MS_PER_S,
+        idle_s=config.idle_timeout_ms / MS_PER_S,
+    )
+
+
 @final
 class ConductorService:
     """One service, from `start` to `close`, on the loop that calls them."""
@@ -62,50 +69,39 @@ class ConductorService:
         self.config: Final = config
         self.core: Final = ConductorCore(config)
         self._clock: Final = clock
-        self._web: Final = load_aiohttp()
+        self._port: Final = HttpPort(self._answer, http_limits(config))
+        self._routes: Final = Routes((each.method, each.path, each.name) for each in openapi.OPERATIONS)
         self._zmq_context: Any = None
         self._subscriptions: dict[tuple[str, str, int], Subscription] = {}
         self._timings: Final = service_metrics.Timings()
-        self._runner: Any = None
-        self._listener: socket.socket | None = None
+        self._address: tuple[str, int] = (config.host, config.port)
         self._version = ""
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port listened on."""
-        host, port = self._runner.addresses[0][:2]
-        return host, port
+        return self._address
 
     async def start(self) -> None:
         """Loads the state, subscribes, and listens. Raises `ResourceError` when the port cannot be had."""
         warm_placement()
         self._version = importlib.metadata.version("moonpool")
         self._restore()
-        web = self._web
-        app = web.Application(client_max_size=self.config.body_bytes_max)
-        for operation in openapi.OPERATIONS:
-            handler = getattr(self, f"_{operation.name}")
-            app.router.add_route(operation.method, operation.path, self._wrap(operation.name, handler))
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
         try:
-            self._listener = listen(self.config.host, self.config.port)
+            listener = listen(self.config.host, self.config.port)
         except OSError as exc:
             await self.close()
             where = f"{self.config.host}:{self.config.port}"
             raise ResourceError(
                 f"cannot listen on {where}: {exc.strerror}; choose another port", errno=exc.errno or 0
             ) from exc
-        await web.SockSite(self._runner, self._listener).start()
+        host, port = listener.getsockname()[:2]
+        self._address = (host, port)
+        await self._port.start(listener)
 
     async def close(self) -> None:
         """Stops listening, ends the streams. Idempotent."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        await self._port.close()
         for subscription in list(self._subscriptions.values()):
             await subscription.stop()
         self._subscriptions.clear()
@@ -145,48 +141,69 @@ class ConductorService:
 
     # ---- around every request ------------------------------------------------------------------------------
 
-    def _wrap(self, name: str, handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        async def answer(request: Any) -> Any:
-            began = time.perf_counter()
-            if name != "healthz" and not self._allowed(request):
-                response = self._reply(request, {"error": "a bearer token is asked for"}, 401)
-            else:
-                response = await self._guarded(handler, request)
-            self._timings.note(name, response.status, time.perf_counter() - began)
-            return response
-
-        return answer
-
-    async def _guarded(self, handler: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+    def _answer(self, request: HttpRequest) -> Outcome:
+        """The port's handler: at once where nothing has to be awaited."""
+        began = time.perf_counter()
+        name, place = self._routes.find(request.method, request.path)
+        if name is None:
+            status = 405 if place else 404
+            allowed = (("Allow", ", ".join(place)),) if place else ()
+            response = self._reply(
+                request, {"error": HTTPStatus(status).phrase, "reason": "not_found"}, status
+            )
+            return response._replace(headers=allowed)
+        if name != "healthz" and not self._allowed(request):
+            return self._noted(
+                name, began, self._reply(request, {"error": "a bearer token is asked for"}, 401)
+            )
+        if name in _AWAITED:
+            return self._awaited(name, began, request)
         try:
-            found = await handler(request)
-            return found if isinstance(found, self._web.StreamResponse) else self._reply(request, found)
-        except LimitExceeded as exc:
-            return self._reply(request, _failure(exc), 429)
-        except UsageError as exc:
-            status = 415 if exc.value == "unsupported_content_type" else 400
-            return self._reply(request, _failure(exc), status)
+            response = self._respond(request, getattr(self, f"_{name}")(request, *place))
         except MoonpoolError as exc:
-            return self._reply(request, _failure(exc), 503)
+            response = self._refuse(request, exc)
+        return self._noted(name, began, response)
 
-    def _allowed(self, request: Any) -> bool:
+    async def _awaited(self, name: str, began: float, request: HttpRequest) -> HttpResponse:
+        try:
+            response = self._respond(request, await getattr(self, f"_{name}")(request))
+        except MoonpoolError as exc:
+            response = self._refuse(request, exc)
+        return self._noted(name, began, response)
+
+    def _noted(self, name: str, began: float, response: HttpResponse) -> HttpResponse:
+        self._timings.note(name, response.status, time.perf_counter() - began)
+        return response
+
+    def _respond(self, request: HttpRequest, found: Any) -> HttpResponse:
+        return found if isinstance(found, HttpResponse) else self._reply(request, found)
+
+    def _refuse(self, request: HttpRequest, problem: MoonpoolError) -> HttpResponse:
+        status = 503
+        if isinstance(problem, LimitExceeded):
+            status = 429
+        elif isinstance(problem, UsageError):
+            status = 415 if problem.value == "unsupported_content_type" else 400
+        return self._reply(request, _failure(problem), status)
+
+    def _allowed(self, request: HttpRequest) -> bool:
         if not self.config.token:
             return True
-        given = request.headers.get("Authorization", "")
+        given = request.headers.get("authorization", "")
         wanted = f"Bearer {self.config.token}"
         return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
-    def _reply(self, request: Any, answer: Any, status: int = 200) -> Any:
+    def _reply(self, request: HttpRequest, answer: Any, status: int = 200) -> HttpResponse:
         body, kind = service_bodies.encode_body(answer, request.content_type)
-        return self._web.Response(body=body, status=status, content_type=kind)
+        return HttpResponse(body, kind, status)
 
-    async def _body(self, request: Any) -> dict[Any, Any]:
-        return service_bodies.decode_body(await request.read(), request.content_type)
+    def _body(self, request: HttpRequest) -> dict[Any, Any]:
+        return service_bodies.decode_body(request.body, request.content_type)
 
     # ---- one method for each operation ---------------------------------------------------------------------
 
-    async def _register(self, request: Any) -> Any:
-        registration, is_new = self.core.register(await self._body(request))
+    async def _register(self, request: HttpRequest) -> Any:
+        registration, is_new = self.core.register(self._body(request))
         if is_new:
             try:
                 self._subscribe(registration)
@@ -196,8 +213,8 @@ class ConductorService:
                 raise
         return {"status": "registered" if is_new else "unchanged", "instance_id": registration.instance}
 
-    async def _unregister(self, request: Any) -> Any:
-        gone = self.core.unregister(await self._body(request))
+    async def _unregister(self, request: HttpRequest) -> Any:
+        gone = self.core.unregister(self._body(request))
         if not gone:
             return self._reply(request, {"error": "no such registration", "reason": "not_found"}, 404)
         await self._end(gone)
@@ -215,52 +232,51 @@ class ConductorService:
             if subscription is not None:
                 await subscription.stop()
 
-    async def _query(self, request: Any) -> Any:
-        body = await self._body(request)
+    def _query(self, request: HttpRequest) -> Any:
+        body = self._body(request)
         return self.core.query(body, request.content_type in service_bodies.MSGPACK_TYPES)
 
-    async def _query_by_hash(self, request: Any) -> Any:
-        body = await self._body(request)
+    def _query_by_hash(self, request: HttpRequest) -> Any:
+        body = self._body(request)
         return self.core.query_by_hash(body, request.content_type in service_bodies.MSGPACK_TYPES)
 
-    async def _schedule(self, request: Any) -> Any:
-        return self.core.schedule(await self._body(request), self._clock())
+    def _schedule(self, request: HttpRequest) -> Any:
+        return self.core.schedule(self._body(request), self._clock())
 
-    async def _complete(self, request: Any) -> Any:
-        known = self.core.complete(await self._body(request), self._clock())
+    def _complete(self, request: HttpRequest) -> Any:
+        known = self.core.complete(self._body(request), self._clock())
         return {"status": "noted" if known else "unknown"}
 
-    async def _put_instance(self, request: Any) -> Any:
-        changed = self.core.put_instance(await self._body(request), self._clock())
+    def _put_instance(self, request: HttpRequest) -> Any:
+        changed = self.core.put_instance(self._body(request), self._clock())
         if changed:
             self._save()
         return {"status": "changed" if changed else "unchanged"}
 
-    async def _list_instances(self, _request: Any) -> Any:
+    def _list_instances(self, _request: HttpRequest) -> Any:
         return {"instances": self.core.instances()}
 
-    async def _drop_instance(self, request: Any) -> Any:
-        model, name = request.match_info["model"], request.match_info["name"]
+    def _drop_instance(self, request: HttpRequest, model: str, name: str) -> Any:
         if not self.core.drop_instance(model, name, self._clock()):
             return self._reply(request, {"error": "no such instance", "reason": "not_found"}, 404)
         self._save()
         return {"status": "removed"}
 
-    async def _services(self, _request: Any) -> Any:
+    def _services(self, _request: HttpRequest) -> Any:
         return {"services": self.core.services()}
 
-    async def _global_view(self, _request: Any) -> Any:
+    def _global_view(self, _request: HttpRequest) -> Any:
         return global_view(self.core)
 
-    async def _metrics(self, _request: Any) -> Any:
+    def _metrics(self, _request: HttpRequest) -> Any:
         text = service_metrics.render(self.core, self._timings)
-        return self._web.Response(text=text, headers={"Content-Type": _METRICS_TYPE})
+        return HttpResponse(text.encode(), _METRICS_TYPE)
 
-    async def _healthz(self, _request: Any) -> Any:
+    def _healthz(self, _request: HttpRequest) -> Any:
         suspect = sum(feed["stream"]["suspect"] for feed in self.core.services())
         return {"status": "ok", "registrations": len(self.core.catalogue), "suspect": suspect}
 
-    async def _openapi(self, _request: Any) -> Any:
+    def _openapi(self, _request: HttpRequest) -> Any:
         return openapi.document(self._version)
 
 

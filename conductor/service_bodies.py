@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from moonpool.conductor.catalogue import Answer, Question
@@ -71,9 +71,9 @@ def _decode_json(body: bytes) -> Any:
     """The value of a JSON body. A long list of token ids is taken out of the text first, as `array('I')`."""
     at = body.find(_TOKENS_KEY)
     # Twice, or inside a text (where its quotes would be escaped): left to the reader of all of JSON.
-    if at > 0 and body[at - 1 : at] != b"\\" and body.find(_TOKENS_KEY, at + 1) < 0:
+    if at > 0 and body[at - 1 : at] != b"\\":
         found = read_token_list(body, at + len(_TOKENS_KEY))
-        if found is not None:
+        if found is not None and body.find(_TOKENS_KEY, found[1]) < 0:
             value = _loads(body[:at] + _TOKENS_KEY + b":null" + body[found[1] :])
             if isinstance(value, dict) and "token_ids" in value and value["token_ids"] is None:
                 value["token_ids"] = found[0]
@@ -156,38 +156,59 @@ def number(body: Mapping[Any, Any], name: str, low: int, high: int, default: int
     return value
 
 
-def by_tenant(tenant: str, answers: Iterable[Answer]) -> dict[str, Any]:
+def by_tenant(tenant: str, answers: Sequence[Answer]) -> dict[str, Any]:
     """`{tenant: {instance: {longest_matched, GPU, DP, CPU, DISK}}}`, in tokens."""
-    instances: dict[str, Any] = {}
-    for instance, ranks in _tokens(answers).items():
-        device, host, disk = _best(ranks)
-        instances[instance] = {
-            "longest_matched": disk,
-            "GPU": device,
-            "CPU": host,
-            "DISK": disk,
-            "DP": {str(rank): found[0] for rank, found in ranks.items()},
-        }
-    return {tenant: instances}
+    return {tenant: _shaped(answers, _go_shape)}
 
 
-def by_instance(answers: Iterable[Answer]) -> dict[str, Any]:
+def by_instance(answers: Sequence[Answer]) -> dict[str, Any]:
     """`{"instances": {instance: {longest_matched, gpu, cpu, disk, dp, rank_matches}}}`, in tokens."""
-    instances: dict[str, Any] = {}
-    for instance, ranks in _tokens(answers).items():
-        device, host, disk = _best(ranks)
-        instances[instance] = {
-            "longest_matched": disk,
-            "gpu": device,
-            "cpu": host,
-            "disk": disk,
-            "dp": {str(rank): found[0] for rank, found in ranks.items()},
-            "rank_matches": {
-                str(rank): {"gpu": found[0], "cpu": found[1], "disk": found[2]}
-                for rank, found in ranks.items()
-            },
-        }
-    return {"instances": instances}
+    return {"instances": _shaped(answers, _cpp_shape)}
+
+
+def _go_shape(ranks: Mapping[int, _Tokens]) -> dict[str, Any]:
+    device, host, disk = _best(ranks)
+    return {
+        "longest_matched": disk,
+        "GPU": device,
+        "CPU": host,
+        "DISK": disk,
+        "DP": {str(rank): found[0] for rank, found in ranks.items()},
+    }
+
+
+def _cpp_shape(ranks: Mapping[int, _Tokens]) -> dict[str, Any]:
+    device, host, disk = _best(ranks)
+    return {
+        "longest_matched": disk,
+        "gpu": device,
+        "cpu": host,
+        "disk": disk,
+        "dp": {str(rank): found[0] for rank, found in ranks.items()},
+        "rank_matches": {
+            str(rank): {"gpu": found[0], "cpu": found[1], "disk": found[2]} for rank, found in ranks.items()
+        },
+    }
+
+
+def _shaped(
+    answers: Sequence[Answer], shape: Callable[[Mapping[int, _Tokens]], dict[str, Any]]
+) -> dict[str, Any]:
+    """What each instance has; those that have the same share one map."""
+    shapes: dict[Any, dict[str, Any]] = {}
+    if len(answers) == 1:
+        size, depths = answers[0].block_tokens, answers[0].depths
+        instances: dict[str, Any] = {}
+        for (instance, rank), depth in depths.items():
+            same = shapes.get((rank, depth))
+            if same is None:
+                device, host, disk = depth
+                same = shape({rank: (device * size, host * size, disk * size)})
+                shapes[rank, depth] = same
+            instances[instance] = same
+        if len(instances) == len(depths):  # one rank each
+            return instances
+    return {instance: shape(ranks) for instance, ranks in _tokens(answers).items()}
 
 
 #: Tokens on the device, with host memory, with disk.

@@ -16,6 +16,9 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "port": (0, 65_535),
     "hash_seed": (0, U64_MAX),
     "body_bytes_max": (1_024, 1 << 30),
+    "connections_max": (1, 1 << 20),
+    "receive_timeout_ms": (1_000, 3_600_000),
+    "idle_timeout_ms": (1_000, 86_400_000),
     "registrations_max": (1, 1 << 20),
     "instances_max": (1, 65_536),
     "models_max": (1, 65_536),
@@ -49,6 +52,12 @@ class ConductorConfig:
     admission: str = "none"
     #: Largest request body, in bytes.
     body_bytes_max: int = 64 * MIB
+    #: Most connections of clients at once; more are answered with 503.
+    connections_max: int = 1_024
+    #: A request whose bytes take longer to come, or an answer's to be taken, is cut, in milliseconds.
+    receive_timeout_ms: int = 30_000
+    #: A connection without a request is closed after this long, in milliseconds.
+    idle_timeout_ms: int = 75_000
     #: Most event streams.
     registrations_max: int = 4_096
     #: Most instances to schedule on, of one model.

@@ -15,7 +15,7 @@ import pytest
 
 LINKS = ("kernels", "store", "conductor", "bench")
 #: Imported only where the user has installed an extra of pyproject.toml, or on other interpreters.
-OPTIONAL = frozenset({"cupy", "zmq", "aiohttp", "msgspec", "uvloop", "_typeshed"})
+OPTIONAL = frozenset({"cupy", "zmq", "aiohttp", "httptools", "msgspec", "uvloop", "_typeshed"})
 
 
 @pytest.mark.parametrize("name", LINKS)

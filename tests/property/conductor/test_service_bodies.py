@@ -92,6 +92,33 @@ def test_any_bytes_are_a_list_or_nothing() -> None:
     assert read_token_list(b": [1]", 9) is None
 
 
+def test_long_lists_are_read_as_json_reads_them_or_not_at_all() -> None:
+    draw = random.Random(6)
+    odd = (0, 9, 10, 99_999, 99_999_999, 100_000_000, 2**32 - 1)
+    for _ in range(3_000):
+        numbers = [
+            draw.choice(odd) if draw.random() < 0.1 else draw.randrange(200_000)
+            for _ in range(draw.randrange(60))
+        ]
+        if draw.random() < 0.1:
+            numbers.insert(draw.randrange(len(numbers) + 1), 2**32)
+        listed = "[" + draw.choice([",", ", ", " ,", ",\n"]).join(map(str, numbers)) + "]"
+        if draw.random() < 0.3:
+            at = draw.randrange(len(listed))
+            listed = listed[:at] + draw.choice("-.e0 x\x00\xff9],") + listed[at + 1 :]
+        text = f'"token_ids":{listed}}}{" " * draw.randrange(90)}'.encode("latin-1")
+        listed = listed[: listed.find("]") + 1]
+        try:
+            wanted = json.loads(listed)
+        except ValueError:
+            wanted = None
+        right = wanted is not None and "-" not in listed
+        right = right and all(type(one) is int and one < 2**32 for one in wanted)
+        found = read_token_list(text, len('"token_ids"'))
+        assert (found is not None) == right, listed
+        assert found is None or list(found[0]) == wanted
+
+
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2)),

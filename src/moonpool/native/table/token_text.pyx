@@ -2,9 +2,17 @@
 """Token ids out of JSON text, without a Python object for each: what a long prompt's body mostly is."""
 
 from cpython cimport array
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 import array
+
+cdef extern from "token_text.h" nogil:
+    int64_t mp_read_numbers(const unsigned char* text, int64_t* at, int64_t end, uint32_t* out)
+
+cdef enum:
+    SCRATCH_NUMBERS = 1 << 18
 
 cdef array.array TEMPLATE = array.array("I")
 
@@ -28,6 +36,7 @@ cdef bint scan(const unsigned char* text, Py_ssize_t at, Py_ssize_t end, uint32_
     """Reads `: [n, n, ...]` into `out`, which has room; False for anything but token ids."""
     cdef uint64_t value
     cdef Py_ssize_t first
+    cdef int64_t place
     run.count = 0
     at = skip_blank(text, at, end)
     if at >= end or text[at] != 58:
@@ -39,6 +48,10 @@ cdef bint scan(const unsigned char* text, Py_ssize_t at, Py_ssize_t end, uint32_
     if at < end and text[at] == 93:
         run.end = at + 1
         return True
+    if at >= 8:
+        place = at
+        run.count = mp_read_numbers(text, &place, end, out)
+        at = skip_blank(text, place, end)
     while at < end:
         first = at
         value = 0
@@ -62,6 +75,9 @@ cdef bint scan(const unsigned char* text, Py_ssize_t at, Py_ssize_t end, uint32_
     return False
 
 
+cdef uint32_t* SCRATCH = <uint32_t*>malloc(SCRATCH_NUMBERS * sizeof(uint32_t))  # used with the GIL held
+
+
 def read_token_list(const unsigned char[::1] text not None, Py_ssize_t start):
     """The list of token ids after a key that ends at `start`: (`array('I')`, where it ends), or None.
 
@@ -70,11 +86,21 @@ def read_token_list(const unsigned char[::1] text not None, Py_ssize_t start):
     cdef Run run
     cdef array.array found
     cdef Py_ssize_t size = text.shape[0]
+    cdef Py_ssize_t most
+    cdef uint32_t* room = SCRATCH
     if start < 0 or start >= size:
         return None
-    # A number and its comma are two letters at least.
-    found = array.clone(TEMPLATE, (size - start) // 2 + 1, False)
-    if not scan(&text[0], start, size, <uint32_t*>found.data.as_uints, &run):
-        return None
-    array.resize(found, run.count)
+    most = (size - start) // 2 + 1  # a number and its comma are two letters at least
+    if most > SCRATCH_NUMBERS or room == NULL:
+        room = <uint32_t*>malloc(most * sizeof(uint32_t))
+        if room == NULL:
+            raise MemoryError
+    try:
+        if not scan(&text[0], start, size, room, &run):
+            return None
+        found = array.clone(TEMPLATE, run.count, False)
+        memcpy(found.data.as_uints, room, run.count * sizeof(uint32_t))
+    finally:
+        if room != SCRATCH:
+            free(room)
     return found, run.end
