@@ -13,6 +13,7 @@ from moonpool.cli.checks.libraries import check_libraries
 from moonpool.cli.checks.memory import check_memory
 from moonpool.cli.checks.network import check_network
 from moonpool.cli.checks.process_vm import check_process_vm
+from moonpool.cli.checks.rdma import check_rdma
 from moonpool.config import EngineConfig
 from moonpool.topology import LiveSysfs, SysfsReader
 
@@ -72,5 +73,5 @@ def examine(transports: Iterable[TransportState], reader: SysfsReader | None = N
         if name not in known
     ]
     checks += [*check_kernel(source), check_process_vm(source), *check_memory(source)]
-    checks += [*check_network(source), *check_libraries(source)]
+    checks += [*check_network(source), *check_rdma(source), *check_libraries(source)]
     return Report(tuple(checks), states)

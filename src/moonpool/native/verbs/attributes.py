@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+#: Lanes by `active_width`, and Gb/s of a lane by `active_speed` (PortInfo of the InfiniBand specification).
+LANES: Final = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
+LANE_GBITS: Final = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
 #: IBV_MTU_* by its number, in bytes.
 MTU_BYTES: Final = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 
@@ -73,6 +76,11 @@ class PortAttributes:
     @property
     def active(self) -> bool:
         return self.state == 4
+
+    @property
+    def gbits_per_s(self) -> float:
+        """The link's speed; 0 when the port does not say."""
+        return LANES.get(self.active_width, 0) * LANE_GBITS.get(self.active_speed, 0.0)
 
     @property
     def state_name(self) -> str:
