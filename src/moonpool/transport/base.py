@@ -95,7 +95,7 @@ class PeerSide(Protocol):
     lanes: LanePool
     #: Set by the transport that uses process_vm on the peer.
     vm: VmSession | None
-    #: Set by a transport whose owner's side keeps something for our session: it is then told when we are done.
+    #: Set by a transport whose owner keeps something for our session: it is told when we are done.
     has_release: bool
 
     @property
@@ -140,6 +140,52 @@ class Mappable(Protocol):
 
     def share(self, *, writable: bool) -> tuple[int, int, int]:
         """A descriptor (borrowed), where in it the region starts, and the size of what it is of, in bytes."""
+        ...
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """A `Backing` whose bytes have an address on a device, which no CPU may touch; its `address` is 0."""
+
+    @property
+    def device_address(self) -> int: ...
+
+    def dma_buf(self) -> tuple[int, int]:
+        """A dma-buf that holds the bytes, and where in it they start; the caller closes the descriptor.
+
+        UnsupportedOperation or ResourceError where the device's runtime makes none.
+        """
+        ...
+
+
+class HeldBuffer(Protocol):
+    """A device array of a caller's, held in place (`BufferHold` with `device`)."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    @property
+    def stream(self) -> int: ...
+
+    def release(self) -> None: ...
+
+
+@runtime_checkable
+class DeviceTaking(Protocol):
+    """A transport that takes device arrays, as regions and as the local side of transfers."""
+
+    def adopt(self, hold: HeldBuffer) -> Backing:
+        """A region's backing of a held device array; UnsupportedMemory when it is no device's."""
+        ...
+
+    def settle(self, hold: HeldBuffer) -> None:
+        """Wait for what the array's own stream, if it names one, still does with it."""
         ...
 
 
@@ -214,12 +260,23 @@ class Host(Protocol):
         """A live region of ours; StaleHandle otherwise."""
         ...
 
-    def given(self, handle: int, session: OwnerSession, *, writes: bool) -> None:
+    def given(
+        self, handle: int, session: OwnerSession, *, writes: bool, lasting: bool = False
+    ) -> None:
         """A session gets a region's bytes (a mapping, a descriptor): it is asked when the region is revoked.
 
-        With `writes` it counts as a writer until it lets go or its process ends. StaleHandle when the region
-        is not live any more: then give nothing.
+        With `writes` it counts as a writer until it lets go or its process ends; with `lasting` the region's
+        bytes are kept until then, because what it got outlives the region. StaleHandle when the region is
+        not live any more: then give nothing.
         """
+        ...
+
+    def lend(self, size_bytes: int, location: str, session_id: int | None) -> OwnRegion:
+        """New engine memory as a region that only one session's peer is told of, or, without one, nobody."""
+        ...
+
+    def take_back(self, handle: int, timeout_s: float) -> bool:
+        """Revoke what was lent, asking nobody; False when somebody of this process may still touch it."""
         ...
 
 
@@ -258,6 +315,8 @@ class SegmentSide(Protocol):
 
     native: NativeSegment
     mappings: dict[int, SharedMemory]
+    #: Set by a transport in `reach` when its request made the owner offer more: it is asked once more.
+    again: bool
 
     def hold(self, handle: int, thing: Releasable) -> None:
         """Keep what a region is reached by (as `keep` of `set_extra`, say) until the region is forgotten."""
