@@ -1,4 +1,4 @@
-"""RDMA over the fake libibverbs of tests/native/fake_verbs on every machine, and over real devices in the lab."""
+"""RDMA over the fake libibverbs of the native tests on every machine, and over real devices in the lab."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fabric_ways.far import Way
 from tests.native.fake_verbs.fabric import FakeFabric
+
+from fabric_ways.far import Way
 
 #: Queue pairs of an emulated machine need time: 0.5 s between tries.
 PATIENT: dict[str, Any] = {
