@@ -31,7 +31,7 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from fabric_ways import cxl, file, ofi, rdma  # noqa: E402
+from fabric_ways import cxl, file, nvmeof, ofi, rdma  # noqa: E402
 from fabric_ways.far import FarBytes, Place, Way  # noqa: E402
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,6 +60,7 @@ WAYS = [
     *cxl.WAYS,
     *rdma.WAYS,
     *ofi.WAYS,
+    *nvmeof.WAYS,
 ]
 
 

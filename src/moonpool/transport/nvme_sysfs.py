@@ -79,6 +79,8 @@ class Namespace:
     #: "major:minor" of each; "" when there is none.
     block_device: str
     generic_device: str
+    #: Of the block device: never given twice, so the same name with another number is another appearance.
+    disk_sequence: str
     block_bytes: int
     metadata_bytes: int
     #: As the kernel names the protection format: "none", "T10-DIF-TYPE1-CRC".
@@ -88,6 +90,8 @@ class Namespace:
     #: The longest command, and the most separate pages of memory in one.
     command_bytes_max: int
     segments_max: int
+    #: Of memory that the block device reads and writes by itself; the char device takes 4 everywhere.
+    memory_align: int
     is_shared: bool
     controllers: tuple[Controller, ...] = field(repr=False)
 
@@ -105,6 +109,11 @@ class Namespace:
     def is_fabric(self) -> bool:
         """True when every way to it is a fabric's."""
         return bool(self.controllers) and all(controller.is_fabric for controller in self.controllers)
+
+    @property
+    def appearance(self) -> tuple[str, str, str]:
+        """Differs when the same namespace went and came back."""
+        return self.generic_device, self.block_device, self.disk_sequence
 
     @property
     def ids(self) -> frozenset[str]:
@@ -249,6 +258,7 @@ def _namespace(
             generic_name=generic if generic in reader.list(folder) else "",
             block_device=reader.read(f"{base}/dev") or "",
             generic_device=reader.read(f"{folder}/{generic}/dev") or "",
+            disk_sequence=reader.read(f"{base}/diskseq") or "",
             block_bytes=block_bytes,
             metadata_bytes=_number(reader, f"{base}/metadata_bytes") or 0,
             protection=reader.read(f"{base}/integrity/format") or "none",
@@ -256,6 +266,7 @@ def _namespace(
             read_only=reader.read(f"{base}/ro") == "1",
             command_bytes_max=max(block_bytes, KIB * min((n for n in longest if n), default=128)),
             segments_max=max(2, min((n for n in pieces if n), default=32)),
+            memory_align=_alignment(_number(reader, f"{base}/queue/dma_alignment")),
             is_shared=bool(hidden),
             controllers=controllers,
         )
@@ -264,6 +275,13 @@ def _namespace(
 
 def _is_block(size: int | None) -> bool:
     return size is not None and SECTOR_BYTES <= size <= 64 * KIB and size & (size - 1) == 0
+
+
+def _alignment(mask: int | None) -> int:
+    """From the mask in sysfs; what every kernel took before it told."""
+    if mask is None or mask >= PAGE_BYTES or mask & (mask + 1):
+        return SECTOR_BYTES
+    return mask + 1
 
 
 def _number(reader: SysfsReader, path: str) -> int | None:

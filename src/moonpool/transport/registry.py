@@ -19,6 +19,7 @@ KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "rdma": ("moonpool.transport.rdma", "RdmaTransport"),
     "ofi": ("moonpool.transport.ofi", "OfiTransport"),
     "file": ("moonpool.transport.file", "FileTransport"),
+    "nvmeof": ("moonpool.transport.nvmeof", "NvmeofTransport"),
     "tcp": ("moonpool.transport.tcp", "TcpTransport"),
 }
 _REBUILD: Final = "install libxxhash-dev and pkg-config, then reinstall moonpool"

@@ -97,9 +97,8 @@ cdef enum:
     INVALID_TRIES = 3
     LOST_PAUSE_MS = 20
     AGAIN_MS_MAX = 256
-    # Devices reach memory at 4 bytes; a request to a block device may need 512.
+    # Of memory that a command reads or writes by itself.
     COMMAND_ALIGN = 4
-    REQUEST_ALIGN = 512
     SOME_EDGES = 64
 
 
@@ -221,7 +220,7 @@ cdef bint cut(mp_ns_run* run, mp_ns_slot* slot) noexcept nogil:
     cdef uint64_t place = slot.region.start + batch.offset[i] + run.at
     cdef uint64_t block = slot.region.ns.block_bytes, within = place & (block - 1), n
     cdef char* here = <char*><size_t>(batch.local[i] + run.at)
-    cdef bint aligned = <size_t>here % (COMMAND_ALIGN if run.passthrough else REQUEST_ALIGN) == 0
+    cdef bint aligned = <size_t>here % (<uint32_t>COMMAND_ALIGN if run.passthrough else slot.region.ns.memory_align) == 0
     if batch.op == OP_READ:
         n = cut_read(run, slot, left, within, aligned)
         slot.kind = MP_NVME_READ

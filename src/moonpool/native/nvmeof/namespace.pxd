@@ -33,6 +33,7 @@ cdef struct mp_ns:
     void* finder             # the Python object that looks for it; alive as long as this
     uint32_t nsid
     uint32_t block_bytes
+    uint32_t memory_align    # of the block device
     uint64_t piece_bytes_max  # longest command
     uint64_t away_ns         # how long a batch waits for a way to come back
     uint32_t command_ms      # how long a command may take
@@ -58,4 +59,5 @@ cdef class NativeNamespace:
 
 cdef class NamespaceRegion:
     cdef mp_ns_region region
+    cdef object __weakref__
     cdef readonly NativeNamespace namespace

@@ -15,6 +15,7 @@ class NativeNamespace:
         cls,
         nsid: int,
         block_bytes: int,
+        memory_align: int,
         command_bytes_max: int,
         segments_max: int,
         away_ns: int,

@@ -118,8 +118,8 @@ cdef class NativeNamespace:
     returned.
     """
 
-    def __cinit__(self, uint32_t nsid, uint32_t block_bytes, uint64_t command_bytes_max, uint32_t segments_max,
-                  uint64_t away_ns, uint32_t command_ms, look):
+    def __cinit__(self, uint32_t nsid, uint32_t block_bytes, uint32_t memory_align, uint64_t command_bytes_max,
+                  uint32_t segments_max, uint64_t away_ns, uint32_t command_ms, look):
         cdef uint64_t longest = (<uint64_t>segments_max - 1) * PAGE
         if block_bytes < 512 or block_bytes > BOUNCE_BYTES or block_bytes & (block_bytes - 1):
             raise UsageError(f"a namespace has no blocks of {block_bytes} bytes")
@@ -132,6 +132,7 @@ cdef class NativeNamespace:
         self.ns.piece_bytes_max = max(longest // block_bytes * block_bytes, <uint64_t>block_bytes)
         self.ns.nsid = nsid
         self.ns.block_bytes = block_bytes
+        self.ns.memory_align = max(memory_align, 1)
         self.ns.away_ns = away_ns
         self.ns.command_ms = command_ms
         self.ns.finder = <void*>self
