@@ -143,11 +143,11 @@ def test_memory_of_a_numa_node_is_reached_without_further_settings() -> None:
     engine = EngineConfig(transports=("local", "shm", "cxl", "tcp"))
     with (
         closing(open_master()) as master,
-        closing(open_node(master.addresses[0], location="cxl:0", engine=engine)),
+        closing(open_node(master.addresses[0], location="numa:0", engine=engine)),
         moonpool.connect(master.addresses[0], transports=("local", "shm", "cxl", "tcp")) as pool,
     ):
         assert pool.put("k", block(1 * MIB)).stored
-        with pool.get("k") as value:
+        with pool.get("k") as value:  # type: ignore[union-attr]
             assert bytes(value) == block(1 * MIB)
 
 
