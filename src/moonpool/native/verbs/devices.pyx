@@ -63,8 +63,9 @@ LIBRARY = "libibverbs.so.1"
 HOW_TO_GET_IT = "apt-get install libibverbs1 ibverbs-providers"
 # What listing the devices says on a kernel without RDMA.
 NO_RDMA = (errno_codes.ENOSYS, errno_codes.ENOENT)
-# Entries of a GID table that are looked at; tables of hosts with many VLANs hold some hundreds.
-GIDS_MAX = 4096
+# Entries of a GID table that are looked at; tables of hosts with many VLANs hold some hundreds. The kernel takes a
+# buffer of at most 65,535 bytes for them, which is 2047 entries.
+GIDS_MAX = 2047
 # Events that one call takes, so that a device in distress cannot hold its watcher.
 EVENTS_AT_ONCE = 64
 KINDS = ("devices", "completion_queues", "queue_pairs", "regions")
