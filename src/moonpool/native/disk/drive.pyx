@@ -45,8 +45,8 @@ from moonpool.native.disk.rings cimport (
     ERRORS_SPACE,
     IOS_AGAIN,
     IOS_BOUNCED,
+    IOS_CACHED,
     IOS_CANCELLED,
-    IOS_EDGE,
     IOS_FIXED,
     IOS_SHORT,
     bounce_memory,
@@ -230,30 +230,26 @@ cdef void post(mp_run* run, mp_io* io) noexcept nogil:
     cdef char* memory = io.memory + io.done
     cdef uint64_t at = io.at + io.done
     cdef uint32_t n = io.want - io.done
-    cdef int index = -1, fd = disk.edge_fd if io.by_edge else disk.fd
+    cdef int index, fd = disk.edge_fd if io.by_edge else disk.fd
     cdef int writing = run.batch.op != OP_READ
-    if disk.prepare == NULL or io.by_edge:
-        index = file_index(ring, disk)  # may submit, so before the entry is taken
+    index = file_index(ring, disk)  # may submit, so before the entry is taken
     sqe = io_uring_get_sqe(&ring.uring)
     if sqe == NULL:  # entries of cancels fill the queue
         io_uring_submit(&ring.uring)
         sqe = io_uring_get_sqe(&ring.uring)
-    if disk.prepare != NULL and not io.by_edge:
-        disk.prepare(disk, io, sqe, run.batch.op)
+    if io.fixed >= 0 and writing:
+        io_uring_prep_write_fixed(sqe, fd, memory, n, at, io.fixed)
+    elif io.fixed >= 0:
+        io_uring_prep_read_fixed(sqe, fd, memory, n, at, io.fixed)
+    elif writing:
+        io_uring_prep_write(sqe, fd, memory, n, at)
     else:
-        if io.fixed >= 0 and writing:
-            io_uring_prep_write_fixed(sqe, fd, memory, n, at, io.fixed)
-        elif io.fixed >= 0:
-            io_uring_prep_read_fixed(sqe, fd, memory, n, at, io.fixed)
-        elif writing:
-            io_uring_prep_write(sqe, fd, memory, n, at)
-        else:
-            io_uring_prep_read(sqe, fd, memory, n, at)
-        if index >= 0:
-            sqe.fd = index + <int>(io.by_edge != 0)
-            sqe.flags |= IOSQE_FIXED_FILE
-        if writing:
-            sqe.rw_flags = disk.write_flags
+        io_uring_prep_read(sqe, fd, memory, n, at)
+    if index >= 0:
+        sqe.fd = index + <int>(io.by_edge != 0)
+        sqe.flags |= IOSQE_FIXED_FILE
+    if writing:
+        sqe.rw_flags = disk.write_flags
     io_uring_sqe_set_data64(sqe, <uint64_t>(io - ring.ios))
 
 
@@ -334,6 +330,33 @@ cdef uint64_t shape(mp_run* run, mp_disk* disk, mp_io* io, uint64_t at, char* he
     return n
 
 
+cdef bint give_memory(mp_run* run, mp_io* io, uint64_t n) noexcept nogil:
+    """Give a piece the memory that the disk reads or writes: False when it needs a bounce slot and there is none."""
+    cdef mp_ring* ring = run.ring
+    if io.bounce == BOUNCE_SLOTS:
+        io.memory = io.user
+        io.fixed = own_window(run, <uint64_t><size_t>io.user, n)
+        io.need = io.want
+        if io.fixed >= 0:
+            mp_tally(&run.pool.counters[IOS_FIXED], 1)
+        if io.by_edge:
+            mp_tally(&run.pool.counters[IOS_CACHED], 1)
+        return True
+    if bounce_memory(ring) == NULL:
+        fail_work(run, run.work, NO_MEMORY)
+        return False
+    io.bounce = take_bounce(ring)
+    if io.bounce == BOUNCE_SLOTS:
+        return False
+    io.memory = ring.bounce + io.bounce * <uint64_t>BOUNCE_BYTES
+    io.fixed = BOUNCE_INDEX if ring.bounce_fixed else -1
+    io.need = io.skip + io.useful if run.batch.op == OP_READ else io.want
+    mp_tally(&run.pool.counters[IOS_BOUNCED], 1)
+    if run.batch.op != OP_READ:
+        memcpy(io.memory, io.user, n)
+    return True
+
+
 cdef bint cut(mp_run* run) noexcept nogil:
     """Cut one piece and prepare it: False when there is nothing to cut, or no room for it now."""
     cdef mp_ring* ring = run.ring
@@ -343,52 +366,30 @@ cdef bint cut(mp_run* run) noexcept nogil:
     cdef mp_disk* disk
     cdef mp_remote_region* region
     cdef uint64_t n
-    cdef uint32_t place
-    if ring.free_io >= ring.depth:
+    if ring.free_io >= ring.depth or (run.work == NONE and not begin(run)):
         return False
-    if run.work == NONE and not begin(run):
-        return False
-    place = run.work
-    work = &ring.works[place]
+    work = &ring.works[run.work]
     region = &run.segment.slots[<uint32_t>batch.region[run.i]]
-    disk = <mp_disk*>region.extra[run.context.which]
-    if not work.failed and mp_count(&region.handle) != batch.region[run.i]:
-        fail_work(run, place, STALE_HANDLE)  # taken back meanwhile
+    if mp_count(&region.handle) != batch.region[run.i]:
+        fail_work(run, run.work, STALE_HANDLE)  # taken back meanwhile
     if work.failed:
-        if work.pieces:
+        if work.pieces:  # it ends with the last of them
             run.work = NONE
             run.i += 1
         else:
-            settle_work(run, place)
+            settle_work(run, run.work)
         return True
+    disk = <mp_disk*>region.extra[run.context.which]
     io = &ring.ios[ring.free_io]
     io.user = <char*><size_t>(batch.local[run.i] + run.at)
     n = shape(run, disk, io, disk.start + batch.offset[run.i] + run.at, io.user, batch.length[run.i] - run.at)
-    if io.bounce == 0:
-        if bounce_memory(ring) == NULL:
-            fail_work(run, place, NO_MEMORY)
-            return True
-        io.bounce = take_bounce(ring)
-        if io.bounce == BOUNCE_SLOTS:
-            return False
-        io.memory = ring.bounce + io.bounce * <uint64_t>BOUNCE_BYTES
-        io.fixed = BOUNCE_INDEX if ring.bounce_fixed else -1
-        mp_tally(&run.pool.counters[IOS_BOUNCED], 1)
-        if batch.op != OP_READ:
-            memcpy(io.memory, io.user, n)
-    else:
-        io.memory = io.user
-        io.fixed = own_window(run, <uint64_t><size_t>io.user, n)
-        if io.fixed >= 0:
-            mp_tally(&run.pool.counters[IOS_FIXED], 1)
-        if io.by_edge:
-            mp_tally(&run.pool.counters[IOS_EDGE], 1)
+    if not give_memory(run, io, n):
+        return work.failed != 0
     ring.free_io = io.next
     io.disk = disk
-    io.work = place
+    io.work = run.work
     io.done = 0
     io.busy = 1
-    io.need = io.skip + io.useful if io.bounce < BOUNCE_SLOTS and batch.op == OP_READ else io.want
     work.pieces += 1
     ring.in_flight += 1
     run.at += n
@@ -430,7 +431,7 @@ cdef bint goes_on(mp_run* run, mp_io* io, int64_t moved) noexcept nogil:
         pthread_mutex_unlock(&run.ring.tables)
         io.fixed = -1
         return not run.stopped
-    if moved in (-EINVAL, -EOPNOTSUPP, -ENOTBLK) and not io.by_edge and disk.edge_fd >= 0 and disk.prepare == NULL:
+    if moved in (-EINVAL, -EOPNOTSUPP, -ENOTBLK) and not io.by_edge and disk.edge_fd >= 0:
         mp_store32(&disk.buffered, 1)  # the file system takes O_DIRECT at open and refuses it here
         mp_tally(&run.pool.counters[DIRECT_REFUSED], 1)
         io.by_edge = 1
@@ -444,7 +445,6 @@ cdef void land(mp_run* run, io_uring_cqe* cqe) noexcept nogil:
     cdef mp_ring* ring = run.ring
     cdef mp_io* io
     cdef mp_work* work
-    cdef int64_t moved
     if cqe.user_data >= ring.depth:
         if ring.owed and (cqe.user_data == CANCEL_TAG or cqe.user_data == FSYNC_TAG):
             ring.owed -= 1
@@ -452,8 +452,7 @@ cdef void land(mp_run* run, io_uring_cqe* cqe) noexcept nogil:
     io = &ring.ios[cqe.user_data]
     if run.batch.op != OP_READ:
         io.disk.dirty = 1
-    moved = io.disk.outcome(io.disk, io, cqe) if io.disk.outcome != NULL and not io.by_edge else cqe.res
-    if goes_on(run, io, moved):
+    if goes_on(run, io, cqe.res):
         post(run, io)
         return
     work = &ring.works[io.work]

@@ -1,7 +1,7 @@
 """Rings that batches borrow, and what each has registered with the kernel (see rings.pyx)."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from moonpool.native.disk.uring cimport io_uring, io_uring_cqe, io_uring_sqe
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from moonpool.native.disk.uring cimport io_uring
 from moonpool.native.io.batch cimport mp_batch, pthread_cond_t, pthread_mutex_t
 
 cdef enum:
@@ -24,7 +24,7 @@ cdef enum:
     WINDOWS_REFUSED
     IOS_FIXED
     IOS_BOUNCED
-    IOS_EDGE
+    IOS_CACHED
     IOS_SHORT
     IOS_AGAIN
     IOS_CANCELLED
@@ -48,9 +48,6 @@ cdef struct mp_disk:            # a file or device, or a part of one, as the loo
     int32_t write_flags         # RWF_* of each WRITE
     int32_t buffered            # set once fd refused: everything goes by edge_fd then
     uint32_t dirty              # written since it was last made durable
-    # Of a device with its own commands; NULL: read and write. `prepare` fills all of the entry but user_data.
-    void (*prepare)(mp_disk* disk, mp_io* io, io_uring_sqe* sqe, int op) noexcept nogil
-    int64_t (*outcome)(mp_disk* disk, mp_io* io, io_uring_cqe* cqe) noexcept nogil  # bytes moved, or -errno
 
 cdef struct mp_io:              # one I/O in flight
     mp_disk* disk

@@ -67,7 +67,7 @@ cdef extern from "pthread.h" nogil:
 
 COUNTERS = (
     "rings_opened", "rings_refused", "windows_registered", "windows_refused", "ios_fixed", "ios_bounced",
-    "ios_edge", "ios_short", "ios_again", "ios_cancelled", "direct_refused", "errors_space", "errors_device",
+    "ios_cached", "ios_short", "ios_again", "ios_cancelled", "direct_refused", "errors_space", "errors_device",
     "errors_access", "errors_end", "errors_other",
 )
 
