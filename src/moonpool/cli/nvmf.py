@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def command() -> None:
     """Attach, detach and list remote NVMe namespaces (NVMe over fabrics).
 
-    The kernel does the work; attaching and detaching need root.
+    The kernel does the work; attaching and detaching need root. Each command takes --json.
     """
 
 

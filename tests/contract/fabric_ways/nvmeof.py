@@ -1,4 +1,4 @@
-"""Ways over an NVMe namespace: by passthrough commands and by the block device, both with ranges of one drive.
+"""Ways over an NVMe namespace, by passthrough commands and by the block device: ranges of one drive.
 
 LAB_NVME_DEVICE names the block device (nvme0n1 in the lab); its content is overwritten.
 """
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from fabric_ways.far import Store, Way
-
 from moonpool import Access, Engine, Region
 
 #: Ranges begin at multiples of this, so that none shares a block with another.
@@ -20,7 +19,7 @@ WHY = "needs the lab: an NVMe namespace that may be overwritten"
 
 
 class DeviceStore:
-    """The bytes of a range, by plain reads and writes of whole blocks past the page cache of this descriptor."""
+    """The bytes of a range, by plain reads and writes; nothing stays in the page cache."""
 
     def __init__(self, path: str, start: int) -> None:
         self._path = path

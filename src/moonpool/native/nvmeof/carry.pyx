@@ -220,7 +220,8 @@ cdef bint cut(mp_ns_run* run, mp_ns_slot* slot) noexcept nogil:
     cdef uint64_t place = slot.region.start + batch.offset[i] + run.at
     cdef uint64_t block = slot.region.ns.block_bytes, within = place & (block - 1), n
     cdef char* here = <char*><size_t>(batch.local[i] + run.at)
-    cdef bint aligned = <size_t>here % (<uint32_t>COMMAND_ALIGN if run.passthrough else slot.region.ns.memory_align) == 0
+    cdef uint32_t align = COMMAND_ALIGN if run.passthrough else slot.region.ns.memory_align
+    cdef bint aligned = <size_t>here % align == 0
     if batch.op == OP_READ:
         n = cut_read(run, slot, left, within, aligned)
         slot.kind = MP_NVME_READ
