@@ -41,12 +41,15 @@ def test_examining_this_machine_finds_every_subject_and_leaves_nothing() -> None
         "memory",
         "network",
         "rdma",
+        "nvme",
+        "far memory",
         "libraries",
     }
     names = {check.name for check in report.checks}
     assert {"release", "memfd", "pidfd", "io_uring", "process_vm"} <= names
     assert {"huge pages", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE", "/dev/shm", "CPU features"} <= names
     assert {"congestion control", "unix sockets", "native modules"} <= names
+    assert {"controllers", "fabrics", "DAX devices", "far numa nodes", "numa binding"} <= names
     assert {"ibverbs", "uring", "xxhash", "fabric", "cuda"} <= names
     assert all(check.detail for check in report.checks)
     assert all(check.advice for check in report.checks if check.level is Level.FAIL)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moonpool.cli.checks.check import Check, Level
+from moonpool.cli.checks.far_memory import check_far_memory
 from moonpool.cli.checks.kernel import check_kernel
 from moonpool.cli.checks.libraries import check_libraries
 from moonpool.cli.checks.memory import check_memory
 from moonpool.cli.checks.network import check_network
+from moonpool.cli.checks.nvme import check_nvme
 from moonpool.cli.checks.process_vm import check_process_vm
 from moonpool.cli.checks.rdma import check_rdma
 from moonpool.config import EngineConfig
@@ -73,5 +75,6 @@ def examine(transports: Iterable[TransportState], reader: SysfsReader | None = N
         if name not in known
     ]
     checks += [*check_kernel(source), check_process_vm(source), *check_memory(source)]
-    checks += [*check_network(source), *check_rdma(source), *check_libraries(source)]
+    checks += [*check_network(source), *check_rdma(source), *check_nvme(source), *check_far_memory(source)]
+    checks += check_libraries(source)
     return Report(tuple(checks), states)
