@@ -58,6 +58,8 @@ class Repairer:
         for repair in list(self._repairs):
             repair.join(_JOIN_S)
         os.close(self.wake_fd)
+        # Both lead back to the transport, whose memory must not wait for the garbage collector.
+        self._links, self.forget = list, lambda link: None
 
     def _run(self) -> None:
         watch = select.poll()
