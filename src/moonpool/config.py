@@ -68,6 +68,8 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "rdma_retries": (0, 7),
     "rdma_queue_depth": (32, 4_096),
     "rdma_traffic_class": (0, 255),
+    "device_staging_bytes": (MIB, 16 * GIB),
+    "device_sessions_max": (0, 4_096),
     "lease_ms": (100, 24 * _HOUR_MS),
     "nvmeof_command_timeout_ms": (2_000, _HOUR_MS),
     "nvmeof_reconnect_ms": (0, _HOUR_MS),
@@ -179,6 +181,16 @@ class EngineConfig:
     rdma_queue_depth: int = 128
     #: Traffic class (DSCP and ECN bits) of RDMA packets.
     rdma_traffic_class: int = 0
+    #: Runtime of the cuda transport: "cuda", "hip", "musa", "maca", "ascend" or "cambricon".
+    device_runtime: str = "cuda"
+    #: File of that runtime's library; "" looks for it where the system keeps libraries.
+    device_library: str = ""
+    #: Share device memory with processes of this host by IPC handles, which give away whole allocations.
+    device_ipc: bool = True
+    #: Pinned host memory through which this engine's transfers from and to devices pass, in bytes.
+    device_staging_bytes: int = 32 * MIB
+    #: Most peers served from devices that they do not reach themselves; each costs a quarter of the staging.
+    device_sessions_max: int = 16
     #: How long a published name outlives its process, in milliseconds; renewed at a third of it.
     lease_ms: int = 10_000
 

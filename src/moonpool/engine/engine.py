@@ -19,7 +19,7 @@ from moonpool.engine.measuring import engine_metrics
 from moonpool.engine.notifications import NOTIFY, Notification, check_message
 from moonpool.engine.offering import Offering
 from moonpool.engine.opening import Openings, holder_alive
-from moonpool.engine.own_memory import OwnerHost, OwnMemory
+from moonpool.engine.own_memory import OwnerHost, OwnMemory, device_transport
 from moonpool.engine.pages import serve_pages
 from moonpool.engine.plan import as_number, timeout_ns
 from moonpool.engine.segment import Segment
@@ -63,7 +63,7 @@ class Engine(OwnMemory):
         threads = max(config.worker_threads, config.bulk_lanes - 1, config.bulk_lanes_remote - 1)
         self._workers = WorkerPool(threads, config.queued_batches_max)
         #: For those who build their own native batches (the store).
-        self.transfers = Transfers(config, self._workers, self._segment)
+        self.transfers = Transfers(config, self._workers, self._segment, device_transport(transports))
         self._quick = self.transfers.quick
         hooks = ServiceHooks(
             handlers={},
@@ -350,12 +350,12 @@ class Engine(OwnMemory):
 
     # ---- hooks of the control service ----------------------------------------------------------------------
 
-    def _describe(self, _session: SessionInfo, _params: Any) -> dict[str, Any]:
+    def _describe(self, session: SessionInfo, _params: Any) -> dict[str, Any]:
         return {
             "name": self.name,
             "instance": self.instance,
             "generation": self._lease.record.generation,
-            "regions": self._offering.describe(),
+            "regions": self._offering.describe(session.session_id),
         }
 
     def abandon_after_fork(self) -> None:

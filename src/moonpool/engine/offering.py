@@ -23,11 +23,11 @@ from moonpool.errors import (
     StaleHandle,
     UnsupportedOperation,
 )
-from moonpool.native.io.memory import BufferHold, SharedMemory
+from moonpool.native.io.memory import BufferHold, SharedMemory, create_memory
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.server import TargetServer
 from moonpool.operations import Access
-from moonpool.transport.base import Answered, Backing, Mappable, OwnMethod, Transport
+from moonpool.transport.base import Answered, Backing, Mappable, OnDevice, OwnMethod, Transport
 from moonpool.units import MS_PER_S
 
 #: Regions of closed engines that a thread could still touch: leaking them is the only safe thing left.
@@ -38,6 +38,8 @@ LOCAL_WRITABLE = 4
 GRANTED = 8
 #: The bit of the native table for bytes that have no address in this process.
 UNMAPPED = 16
+#: With it: the table's address is one of a device.
+DEVICE = 32
 
 
 @final
@@ -53,6 +55,8 @@ class Offering:
         self._read_only_fds: dict[int, int] = {}
         #: Revoked, but a batch or a lane thread that saw them alive has not ended yet.
         self._undrained: list[Region] = []
+        #: Regions for one session's peer, by its id, or for this engine's own use (None).
+        self._lent: dict[int, int | None] = {}
         self.grants = GrantBook()
         self.writers = WriterBook()
 
@@ -65,14 +69,24 @@ class Offering:
         granted: bool = False,
     ) -> Region:
         """Register memory and return its region; the region keeps it in place."""
+        region = self._enter(source, access, location, granted)
+        with self._lock:
+            self._regions[region.handle] = region
+        return region
+
+    def _enter(
+        self, source: SharedMemory | BufferHold | Backing, access: Access, location: str, granted: bool
+    ) -> Region:
         memory = source if isinstance(source, SharedMemory) else None
         hold = source if isinstance(source, BufferHold) else None
         read_key, write_key = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
         bits = int(access) | (LOCAL_WRITABLE if source.writable else 0) | (GRANTED if granted else 0)
-        bits |= 0 if source.address else UNMAPPED
+        device_address = source.device_address if isinstance(source, OnDevice) else 0
+        bits |= (0 if source.address else UNMAPPED) | (DEVICE if device_address else 0)
         self.grants.sweep()
         self._let_undrained_go()
-        handle = self._table.add(source.address, source.size_bytes, bits, read_key, write_key)
+        address = source.address or device_address
+        handle = self._table.add(address, source.size_bytes, bits, read_key, write_key)
         draft = Region(
             handle=handle,
             address=source.address,
@@ -82,6 +96,7 @@ class Offering:
             memory=memory,
             hold=hold,
             backing=None if memory is not None or hold is not None else cast("Backing", source),
+            device_address=device_address,
             read_key=read_key,
             write_key=write_key,
         )
@@ -99,15 +114,41 @@ class Offering:
             for transport in self._transports:
                 transport.forget(draft, 0.0)
             raise
-        with self._lock:
-            self._regions[region.handle] = region
         return region
 
     @property
     def regions(self) -> list[Region]:
-        """Live regions, by address."""
+        """Live regions, by address, but for what is lent."""
         with self._lock:
-            return sorted(self._regions.values(), key=lambda region: region.address)
+            shown = [region for region in self._regions.values() if region.handle not in self._lent]
+        return sorted(shown, key=lambda region: region.address)
+
+    def lend(self, size_bytes: int, location: str, session_id: int | None) -> Region:
+        """Engine memory for one session's peer, or for this engine's own transfers; `take_back` undoes it."""
+        access = Access.NONE if session_id is None else Access.READ_WRITE
+        region = self._enter(create_memory(size_bytes), access, location, False)
+        with self._lock:
+            self._lent[region.handle] = session_id
+            self._regions[region.handle] = region
+        return region
+
+    def take_back(self, handle: int, timeout_s: float) -> bool:
+        """Revoke a lent region without asking anybody: its peer is gone, or has no use for it any more."""
+        with self._lock:
+            self._lent.pop(handle, None)
+            region = self._regions.pop(handle, None)
+            fd = self._read_only_fds.pop(handle, None)
+        if fd is not None:
+            os.close(fd)
+        if region is None:
+            return True
+        self.writers.forget_region(handle)
+        drained = self._table.remove(handle, timeout_s)
+        self.grants.settle(handle, set(), region)
+        forgotten = [transport.forget(region, timeout_s) for transport in self._transports]
+        if not drained or not all(forgotten):
+            self._undrained.append(region)
+        return drained
 
     def get(self, handle: int) -> Region:
         """A live region by handle; StaleHandle otherwise."""
@@ -131,9 +172,13 @@ class Offering:
             "probe": lambda _s, _p: {},
         }
 
-    def describe(self) -> list[dict[str, Any]]:
-        """The published regions: those that peers may use at all."""
-        return [region.describe() for region in self.regions if region.access]
+    def describe(self, session_id: int | None = None) -> list[dict[str, Any]]:
+        """The published regions: those that peers may use at all, and what is lent to this session's."""
+        shown = [region for region in self.regions if region.access]
+        if session_id is not None:
+            with self._lock:
+                shown += [self._regions[handle] for handle, of in self._lent.items() if of == session_id]
+        return [region.describe() for region in shown]
 
     def revoke(self, handle: int, control: ControlService, server: TargetServer) -> None:
         """Make a region stale everywhere and return when nobody can touch its memory any more.
@@ -227,6 +272,8 @@ class Offering:
         if type(handle) is not int or type(access) is not int or not 0 <= access <= int(Access.READ_WRITE):
             raise UnsupportedOperation("a region is asked for by an integer handle and access bits")
         region = self.get(handle)
+        if self._lent.get(handle, session.session_id) != session.session_id:
+            raise StaleHandle(region=handle)
         if access & ~int(region.access) or not access:
             raise AccessDenied(f"the region does not allow access {access}", region=handle)
         return region, Access(access)

@@ -262,6 +262,12 @@ class Openings:
         return segment
 
     def _take_regions(self, peer: Peer, segment: Segment) -> None:
+        segment.again = False
+        self._adopt_regions(peer, segment)
+        if segment.again:
+            self._adopt_regions(peer, segment)
+
+    def _adopt_regions(self, peer: Peer, segment: Segment) -> None:
         if peer.is_self:
             regions = [RemoteRegion.parse(about) for about in self._offering.describe()]
         else:

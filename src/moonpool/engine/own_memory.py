@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast, final
 
 from moonpool.engine.memory_room import check_request
@@ -10,6 +11,7 @@ from moonpool.engine.region import Region
 from moonpool.errors import TransportUnavailable, UsageError
 from moonpool.native.io.memory import BufferHold
 from moonpool.operations import Access
+from moonpool.transport.base import DeviceTaking
 from moonpool.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -35,9 +37,23 @@ class OwnerHost:
         """A live region of this engine; StaleHandle otherwise."""
         return self._offering.get(handle)
 
-    def given(self, handle: int, session: OwnerSession, *, writes: bool) -> None:
+    def given(self, handle: int, session: OwnerSession, *, writes: bool, lasting: bool = False) -> None:
         """A session of ours gets the region's bytes; StaleHandle when it is not live."""
-        self._offering.note_given(handle, cast("SessionInfo", session), writes=writes)
+        info = cast("SessionInfo", session)
+        self._offering.note_given(handle, info, writes=writes, process_vm=lasting)
+
+    def lend(self, size_bytes: int, location: str, session_id: int | None) -> Region:
+        """New engine memory that one session's peer is told of, or nobody."""
+        return self._offering.lend(size_bytes, location, session_id)
+
+    def take_back(self, handle: int, timeout_s: float) -> bool:
+        """Revoke what was lent; False when somebody of this process may still touch it."""
+        return self._offering.take_back(handle, timeout_s)
+
+
+def device_transport(transports: Iterable[object]) -> DeviceTaking | None:
+    """The transport that takes device arrays, if one is configured."""
+    return next((one for one in transports if isinstance(one, DeviceTaking)), None)
 
 
 class OwnMemory:
@@ -79,16 +95,23 @@ class OwnMemory:
         return region
 
     def register(self, buffer: Any, *, access: Access = Access.READ_WRITE, location: str = "cpu:0") -> Region:
-        """Register a foreign, contiguous host buffer in place: buffer protocol, array interface or DLPack.
+        """Register a foreign, contiguous buffer in place: buffer protocol, array interface or DLPack.
 
         The buffer is held until the region is revoked. Align large ones to pages: a target a few bytes past a
-        page start makes the kernel's copies slow on some CPUs. UnsupportedMemory for device memory.
+        page start makes the kernel's copies slow on some CPUs. Device arrays (CuPy, torch) are taken by the
+        transport cuda: such a region has a `device_address` and its location is the device. UnsupportedMemory
+        for them without that transport.
         """
         self._check()
-        hold = BufferHold(buffer, writable=False)
+        devices = device_transport(self._by_name.values())
+        hold = BufferHold(buffer, writable=False, device=devices is not None)
         if access & Access.WRITE and not hold.writable:
             raise UsageError("this buffer is read-only: register it with access=Access.READ", field="access")
-        region = self._offering.add(hold, Access(access), location)
+        if hold.on_device and devices is not None:
+            backing = devices.adopt(hold)
+            region = self._offering.add(backing, Access(access), backing.location)
+        else:
+            region = self._offering.add(hold, Access(access), location)
         self._openings.own_region_added(region.handle)
         return region
 

@@ -11,6 +11,7 @@ from moonpool.errors import MoonpoolError, UsageError
 from moonpool.native.io.batch import Batch as NativeBatch
 from moonpool.native.io.memory import BufferHold
 from moonpool.operations import Op
+from moonpool.transport.base import DeviceTaking
 from moonpool.units import NS_PER_MS, NS_PER_S
 
 #: local, region, offset, length: numbers for all transfers, or vectors; `local` may be a buffer instead.
@@ -40,21 +41,26 @@ def as_number(value: Any) -> Any:
     return value
 
 
-def as_memory(local: Any, op: Op) -> Any:
-    """The local side of one transfer: an address as an int, or any buffer, held."""
+def as_memory(local: Any, op: Op, devices: DeviceTaking | None = None) -> Any:
+    """The local side of one transfer: an address (int) or any buffer, held (a device's with `devices`)."""
     local = as_number(local)
     if type(local) is int or type(local) is BufferHold:
         return local
-    return BufferHold(local, writable=op == Op.READ)
+    hold = BufferHold(local, writable=op == Op.READ, device=devices is not None)
+    if hold.on_device and devices is not None:
+        devices.settle(hold)
+    return hold
 
 
-def plan_batch(op: Op, what: What, how: How, config: EngineConfig) -> NativeBatch:
+def plan_batch(
+    op: Op, what: What, how: How, config: EngineConfig, devices: DeviceTaking | None = None
+) -> NativeBatch:
     """A filled batch whose deadline runs, not yet bound to a segment; UsageError for what is no batch."""
     local, region, offset, length = map(as_number, what)
     path, digest, timeout_s, grants = how
     path = as_number(path)
     if not _is_vector(local):
-        local = as_memory(local, op)
+        local = as_memory(local, op, devices)
     if length is None:
         if type(local) is not BufferHold:
             raise UsageError("length is required with an address", field="length")

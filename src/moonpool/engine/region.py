@@ -26,8 +26,9 @@ class Region:
 
     `memory` is set for engine memory (`Engine.allocate`), `hold` for a registered foreign buffer, `backing`
     for what a transport offers (`Engine.offer`); each keeps the bytes in place. `address` is 0 for bytes
-    that have none in this process: a file's, a device's. Keys are secrets: whoever
-    has one may use the region.
+    that have none in this process: a file's, a device's. `device_address` is where a device has them: for
+    the local side of transfers only, no CPU may touch it. Keys are secrets: whoever has one may use the
+    region.
     """
 
     handle: int
@@ -38,6 +39,7 @@ class Region:
     memory: SharedMemory | None = None
     hold: BufferHold | None = None
     backing: Backing | None = None
+    device_address: int = 0
     read_key: bytes = field(repr=False, default=bytes(KEY_BYTES))
     write_key: bytes = field(repr=False, default=bytes(KEY_BYTES))
     attributes: Mapping[str, bytes] = field(repr=False, default_factory=dict)

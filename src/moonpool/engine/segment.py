@@ -34,6 +34,7 @@ class Segment:
         #: By region: the first transport that reaches it; none for one that is not there.
         self.first_ways: dict[int, str] = {}
         self._held: dict[int, list[Releasable]] = {}
+        self.again = False
         #: Held while regions are taken in, made reachable, or made stale: never two of these at once.
         self.changing = threading.RLock()
         self._regions: dict[int, RemoteRegion] = {}

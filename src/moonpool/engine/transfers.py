@@ -16,6 +16,7 @@ from moonpool.native.io.batch import Batch as NativeBatch
 from moonpool.native.io.lanes import announce_by_lane
 from moonpool.native.io.workers import WorkerPool
 from moonpool.operations import Op
+from moonpool.transport.base import DeviceTaking
 from moonpool.units import NS_PER_MS
 
 #: After so many submissions those that have ended are let go of.
@@ -30,11 +31,16 @@ class Transfers:
     """
 
     def __init__(
-        self, config: EngineConfig, workers: WorkerPool, find: Callable[[Segment | int], Segment]
+        self,
+        config: EngineConfig,
+        workers: WorkerPool,
+        find: Callable[[Segment | int], Segment],
+        devices: DeviceTaking | None = None,
     ) -> None:
         self._config = config
         self._workers = workers
         self._find = find
+        self._devices = devices
         self._timeout_ns = config.transfer_timeout_ms * NS_PER_MS
         self._inflight: dict[int, NativeBatch] = {}
         self._submitted = 0
@@ -74,7 +80,7 @@ class Transfers:
         """One transfer of any kind, driven here; its chunk digests when asked for. Raises its error."""
         local, region, offset, length = what
         # A buffer, even one of 64-bit integers: in `run` such a one would be a vector of addresses.
-        batch = self.run(op, segment, (as_memory(local, op), region, offset, length), how)
+        batch = self.run(op, segment, (as_memory(local, op, self._devices), region, offset, length), how)
         batch.check()
         digests = batch.digests
         return digests[0] if digests is not None else None
@@ -92,7 +98,7 @@ class Transfers:
                 raise UsageError(f"these are no transfers: {problem}") from problem
             if ended is not None:
                 return Batch(ended, found)
-        native = plan_batch(op, what, how, self._config)
+        native = plan_batch(op, what, how, self._config, self._devices)
         found.native.bind(native)
         if lanes > 1 and path is None and not digest:
             stripes = plan_stripes(native, found, (lanes, self._config.stripe_min_bytes))
@@ -105,7 +111,7 @@ class Transfers:
     def submit(self, op: Op, segment: Segment | int, what: What, how: How, notify: bytes | None) -> Batch:
         """A batch for a worker, or for its waiter if that comes first. QueueFull leaves nothing behind."""
         found = self._find(segment)
-        native = plan_batch(op, what, how, self._config)
+        native = plan_batch(op, what, how, self._config, self._devices)
         found.native.bind(native)
         if notify is not None:
             native.attach_notice(check_message(notify, self._config))
@@ -148,7 +154,11 @@ class Transfers:
 
     def _lane_count(self, segment: Segment) -> int:
         """Over how many lanes a large batch on a segment is cut: 1 unless tcp is its only way."""
-        if segment.paths[0].transport != "tcp":
+        # The path of device memory stands before the others and carries none of the host's.
+        first = segment.paths[0].transport
+        if first == "cuda" and len(segment.paths) > 1:
+            first = segment.paths[1].transport
+        if first != "tcp":
             return 1
         return self._config.bulk_lanes if segment.peer.stays_on_host else self._config.bulk_lanes_remote
 

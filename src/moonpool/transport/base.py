@@ -260,9 +260,7 @@ class Host(Protocol):
         """A live region of ours; StaleHandle otherwise."""
         ...
 
-    def given(
-        self, handle: int, session: OwnerSession, *, writes: bool, lasting: bool = False
-    ) -> None:
+    def given(self, handle: int, session: OwnerSession, *, writes: bool, lasting: bool = False) -> None:
         """A session gets a region's bytes (a mapping, a descriptor): it is asked when the region is revoked.
 
         With `writes` it counts as a writer until it lets go or its process ends; with `lasting` the region's

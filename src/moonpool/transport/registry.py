@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 from moonpool.config import EngineConfig
 from moonpool.errors import TransportUnavailable, UsageError
 from moonpool.transport.base import Availability, Transport
 
 #: Order of preference: a segment's paths are offered a batch in this order. A module may have a function
-#: `available()` that looks for its library and devices.
+#: `available()` that looks for its library and devices; `available_for(config)`, when a config names them.
 KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "local": ("moonpool.transport.local", "LocalTransport"),
+    "cuda": ("moonpool.transport.cuda", "CudaTransport"),
     "shm": ("moonpool.transport.shm", "ShmTransport"),
     "cxl": ("moonpool.transport.cxl", "CxlTransport"),
     "rdma": ("moonpool.transport.rdma", "RdmaTransport"),
@@ -41,18 +42,21 @@ def make_transports(config: EngineConfig) -> list[Transport]:
     made: list[Transport] = []
     for name, (module, kind) in KNOWN.items():
         if name in wanted:
-            state = _probe(name)
+            state = _probe(name, config)
             if not state.ok:
                 raise TransportUnavailable(state.reason, state.how_to_get_it, transport=name)
             made.append(getattr(importlib.import_module(module), kind)(config))
     return made
 
 
-def _probe(name: str) -> Availability:
+def _probe(name: str, config: EngineConfig | None = None) -> Availability:
     module, _ = KNOWN[name]
     try:
         found = importlib.import_module(module)
     except ImportError as problem:
         return Availability(False, f"its native module is not there ({problem})", _REBUILD)
+    probe_for = getattr(found, "available_for", None)
+    if config is not None and probe_for is not None:
+        return cast("Availability", probe_for(config))
     probe = getattr(found, "available", None)
     return Availability(True) if probe is None else probe()
