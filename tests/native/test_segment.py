@@ -294,10 +294,10 @@ def test_without_a_path_nothing_is_supported() -> None:
     assert segment.transfer_one(READ, here.local, here.handle, 0, 16, NS_PER_S) == Status.UNSUPPORTED
 
 
-def test_a_segment_has_16_paths() -> None:
+def test_a_segment_has_32_paths() -> None:
     here = Here()
-    assert [add_mapped_path(here.segment) for _ in range(15)] == list(range(1, 16))
-    with pytest.raises(LimitExceeded, match="16 paths"):
+    assert [add_mapped_path(here.segment) for _ in range(31)] == list(range(1, 32))
+    with pytest.raises(LimitExceeded, match="32 paths"):
         add_mapped_path(here.segment)
 
 

@@ -14,8 +14,8 @@ from moonpool.native.io.workers import WORKERS_MAX, WorkerPool
 def make_pool() -> Any:
     pools: list[WorkerPool] = []
 
-    def make(threads: int, queued_max: int = 100) -> WorkerPool:
-        pools.append(WorkerPool(threads, queued_max))
+    def make(threads: int, queued_max: int = 100, **order: Any) -> WorkerPool:
+        pools.append(WorkerPool(threads, queued_max, **order))
         return pools[-1]
 
     yield make
@@ -211,3 +211,87 @@ def test_what_is_no_batch_is_refused(make_pool: Any) -> None:
         make_pool(1).submit(None)
     with pytest.raises(TypeError):
         make_pool(1).submit(object())
+
+
+HIGH, LOW, NORMAL = 2, 0, 1
+HOUR_NS = 3_600 * 10**9
+
+
+def test_a_higher_class_goes_first(make_pool: Any, idle: Any, make_stalled: Any, tools: Any) -> None:
+    """The only thread is busy while three come; then they end in the order of their classes."""
+    pool = make_pool(1, head_start_ns=HOUR_NS)
+    stalled = make_stalled()
+    mine, remote = stalled.rig.buffer(4096), stalled.memory()
+    busy, *waiting = (stalled.rig.make(tools.READ, mine.address, remote.handle, 0, 4096) for _ in range(4))
+    pool.submit(busy)
+    tools.wait_until(lambda: bool(stalled.peers), "the thread is busy")
+    for batch, of in zip(waiting, (LOW, NORMAL, HIGH), strict=True):
+        pool.submit(batch, of)
+    started = []
+    for turn, batch in enumerate((busy, *reversed(waiting))):
+        assert stalled.request(turn), "the next one is on its way"
+        stalled.peers[turn].close()
+        tools.wait_until(lambda batch=batch: batch.done, "it ends when its lane does")
+        started.append([each.done for each in waiting])
+    assert started == [[False, False, False], [False, False, True], [False, True, True], [True, True, True]]
+    assert [pool.counts(of)["started"] for of in (LOW, NORMAL, HIGH)] == [1, 1, 1]
+
+
+def test_a_cap_holds_batches_up_and_not_their_ends(make_pool: Any, idle: Any, tools: Any) -> None:
+    pool = make_pool(1, caps=[(LOW, 1)])  # a byte a second: the first one pays for an hour
+    first, second, third, fourth = (idle.new() for _ in range(4))
+    pool.submit(first, LOW)
+    tools.wait_until(lambda: first.done, "the bucket is not empty at first")
+    for batch in (second, third, fourth):
+        pool.submit(batch, LOW)
+    other = idle.new()
+    pool.submit(other, NORMAL)
+    tools.wait_until(lambda: other.done, "other classes go on")
+    assert not any(batch.done for batch in (second, third, fourth))
+    assert not second.wait(0.01), "a waiter does not get around the cap"
+    assert not second.done
+    third.cancel()
+    assert third.done, "but an end comes at once"
+    assert third.worst == Status.CANCELLED
+    assert pool.counts(LOW)["held"] >= 1
+    pool.close()
+    assert second.worst == fourth.worst == Status.COMPLETE, "closing lets them run"
+
+
+def test_a_capped_batch_ends_at_its_deadline(make_pool: Any, idle: Any, tools: Any) -> None:
+    for waited in (True, False):
+        pool = make_pool(1, caps=[(LOW, 1)])
+        first, late = idle.new(), idle.new()
+        pool.submit(first, LOW)
+        tools.wait_until(lambda first=first: first.done, "the bucket is not empty at first")
+        late.set_timeout(0.02)
+        pool.submit(late, LOW)
+        if waited:
+            assert late.wait()
+        else:
+            tools.wait_until(lambda late=late: late.done, "a worker ends it")
+        assert late.worst == Status.TIMED_OUT
+
+
+def test_a_cap_and_a_full_queue(make_pool: Any, idle: Any) -> None:
+    pool = make_pool(0, 2, caps=[(LOW, 1)])
+    batches = [idle.new() for _ in range(3)]
+    pool.submit(batches[0], LOW)
+    pool.submit(batches[1], LOW)
+    with pytest.raises(QueueFull):
+        pool.submit(batches[2], LOW)
+    batches[0].cancel()
+    pool.submit(batches[2], LOW)  # the cancelled one is swept
+    assert pool.queued == 2
+    assert pool.counts(LOW)["gone"] == 1
+
+
+@pytest.mark.parametrize("of", [-1, 4])
+def test_there_are_four_classes(make_pool: Any, idle: Any, of: int) -> None:
+    pool = make_pool(0)
+    with pytest.raises(UsageError, match="class"):
+        pool.submit(idle.new(), of)
+    with pytest.raises(UsageError, match="class"):
+        pool.counts(of)
+    with pytest.raises(UsageError, match="capped"):
+        WorkerPool(0, 1, caps=[(3, 1)])

@@ -53,6 +53,7 @@ cdef enum:
     STATE_QUEUED = 1
     STATE_RUNNING = 2
     STATE_ENDED = 3
+    STATE_HELD = 4           # queued under a cap: only a worker starts it, or who ends it early
 
 cdef enum:
     AUTO_PATH = 0xFFFF
@@ -93,7 +94,6 @@ cdef struct mp_batch:
     uint64_t single[8]
     pthread_mutex_t lock
     pthread_cond_t ended
-    mp_batch* next
     uint8_t* on_device       # of a mixed batch, while it runs: 1 for each transfer from or into a device
     mp_batch* whole          # the batch that this one carries a part of, whose cancel ends it too; or NULL
     void* segment            # mp_segment*; typed where it is used
@@ -119,5 +119,6 @@ cdef class Batch:
     cdef public object segment
     cdef readonly str operation
     cdef void bind(self, void* segment, int (*run)(void*, mp_batch*) noexcept nogil, object owner)
+    cdef bint _end_held(self)
 
 cdef Batch plain_batch(int op, local, region, offset, length, uint64_t n_max)

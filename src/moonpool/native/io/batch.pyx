@@ -2,7 +2,8 @@
 
 A batch is NEW, then QUEUED (for a worker) or straight RUNNING (its caller drives it), then ENDED. Whoever moves it to
 RUNNING by compare-and-swap drives it, so a waiter can take a queued batch over and no thread is woken for nothing.
-When it has ended, no thread touches its memory: that is why only the driver ends it.
+One whose class has a cap is HELD instead of QUEUED: a waiter takes it over only to end it, cancelled or late. When
+it has ended, no thread touches its memory: that is why only the driver ends it.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer
@@ -398,6 +399,8 @@ cdef class Batch:
         else:
             deadline = mp_deadline_ns(timeout_s)
         while mp_load32(&batch.state) != STATE_ENDED and until != deadline:
+            if batch.deadline_ns and mp_now_ns() >= batch.deadline_ns:
+                self._end_held()
             until = mp_tick_before(deadline)
             with nogil:
                 pthread_mutex_lock(&batch.lock)
@@ -412,6 +415,8 @@ cdef class Batch:
         """Ask the batch to end as CANCELLED; it has ended when `wait` says so. Its lane, if any, is torn down."""
         cdef mp_batch* batch = self.raw
         mp_store32(&batch.cancel, 1)
+        if self._end_held():
+            return
         if mp_swap_if32(&batch.state, STATE_NEW, STATE_RUNNING) or mp_swap_if32(
             &batch.state, STATE_QUEUED, STATE_RUNNING
         ):
@@ -423,6 +428,15 @@ cdef class Batch:
             if batch.lane_fd >= 0:
                 shutdown(batch.lane_fd, SHUT_RDWR)
             pthread_mutex_unlock(&batch.lock)
+
+    cdef bint _end_held(self):
+        """End a batch that a cap holds up and that is cancelled or late; False when it is not held."""
+        cdef mp_batch* batch = self.raw
+        if not mp_swap_if32(&batch.state, STATE_HELD, STATE_RUNNING):
+            return False
+        with nogil:
+            batch_drive(batch)
+        return True
 
     def event(self) -> int:
         """An eventfd that becomes readable when the batch has ended; owned by the batch."""

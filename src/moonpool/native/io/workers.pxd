@@ -1,14 +1,13 @@
 """Worker threads (see workers.pyx)."""
 
 from libc.stdint cimport int32_t, uint32_t
-from moonpool.native.io.batch cimport Batch, mp_batch, pthread_cond_t, pthread_mutex_t, pthread_t
+from moonpool.native.io.batch cimport Batch, pthread_cond_t, pthread_mutex_t, pthread_t
+from moonpool.native.paths.turns cimport mp_turns
 
 cdef struct mp_pool:
     pthread_mutex_t lock
     pthread_cond_t work
-    mp_batch* head
-    mp_batch* tail
-    uint32_t queued
+    mp_turns turns           # what waits, each node with a reference of its batch
     uint32_t idle
     int32_t stop
     uint32_t share           # most threads that drive batches of one segment at a time

@@ -194,18 +194,19 @@ cdef mp_turn* turns_next(mp_turns* turns, uint64_t now_ns, mp_may may, void* con
 
 cdef uint32_t turns_ready(mp_turns* turns, uint64_t now_ns, mp_may may, void* context,
                           uint32_t most) noexcept nogil:
-    """How many could have their turn now, each looked at alone; counts no further than `most`."""
+    """How many could have their turn now, each looked at alone; counts no further than `most`.
+
+    Of a class that its cap holds up one counts: somebody should be there when the cap lets it start.
+    """
     cdef mp_turn* turn
     cdef uint32_t n = 0
     cdef int of
     for of in range(CLASSES):
         fill(&turns.classes[of], now_ns)
-        if not is_open(turns, &turns.classes[of]):
-            continue
         turn = turns.classes[of].head
         while turn != NULL and n < most:
             n += may(context, turn.what) != TURN_NOT_NOW
-            turn = turn.next
+            turn = turn.next if is_open(turns, &turns.classes[of]) else NULL
     return n
 
 

@@ -131,10 +131,10 @@ class PlainTurns:
         return turn.until != 0 and now_ns >= turn.until
 
     def ready(self, now_ns: int, blocked: int = 0, most: int = 1024) -> int:
-        """How many could have their turn now, each looked at alone."""
+        """How many could have their turn now, each looked at alone; one where a cap holds all up."""
         for one in self.classes:
             one.fill(now_ns)
-        free = [turn for one in self.classes if one.open for turn in one.turns]
+        free = [turn for one in self.classes for turn in one.turns[: None if one.open else 1]]
         return min(sum(not blocked >> turn.group & 1 for turn in free), most)
 
     def __len__(self) -> int:
