@@ -16,7 +16,7 @@ from moonpool import Access, Engine, MoonpoolError, Op, PeerGone, Status, Transf
 
 pytest.importorskip("moonpool.native.ofi.library", reason="needs libfabric's headers at build time")
 
-from moonpool.native.ofi.library import library_version  # noqa: E402
+from moonpool.native.ofi.library import library_version
 
 try:
     library_version()

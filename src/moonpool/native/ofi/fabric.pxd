@@ -9,14 +9,21 @@ cdef enum:
     QUEUE_SIZE = 256
     ADDRESS_BYTES_MAX = 256
 
+cdef struct mp_own_end:
+    fid_ep* ep
+    fid_cq* queue         # its own: a queue of several keeps what it knew of those that are closed
+    fid_av* av
+    int wait_fd           # readable when the queue has something, or -1
+    mp_own_end* next
+
 cdef struct mp_fabric:
     fi_info* info
     fid_fabric* fabric
     fid_domain* domain
-    fid_cq* queue         # of the endpoints that peers reach
-    fid_av* av
-    int wait_fd           # readable when the queue has something, or -1
-    int wake_fd           # ends the progress thread's sleep
+    mp_own_end* ends      # that peers reach
+    int epoll_fd          # what the progress thread sleeps on: queues, and wake_fd
+    int wake_fd           # ends its sleep
+    int napping           # a queue has no descriptor: short sleeps instead
     int32_t stop
     uint32_t mr_mode
     uint32_t limits       # MP_OFI_*
@@ -51,9 +58,11 @@ cdef class Fabric:
     cdef bint is_mine(self)
 
 cdef class OwnEnd:
-    cdef fid_ep* ep
+    cdef mp_own_end* raw
     cdef Fabric fabric
     cdef readonly bytes address
+
+    cdef _end(self)
 
 cdef class OwnMemory:
     cdef mp_ofi_memory raw

@@ -6,6 +6,7 @@ says that it moves by itself, for not all do; it sleeps on the queue's descripto
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.unistd cimport close, write
 from moonpool.native.io.batch cimport (
@@ -24,6 +25,7 @@ from moonpool.native.ofi.library cimport (
     FI_MR_LOCAL,
     FI_MR_PROV_KEY,
     FI_MR_VIRT_ADDR,
+    FI_ENOMEM,
     FI_READ,
     FI_REMOTE_READ,
     FI_REMOTE_WRITE,
@@ -67,13 +69,23 @@ cdef extern from *:
     #ifndef _GNU_SOURCE
     #define _GNU_SOURCE
     #endif
-    #include <poll.h>
+    #include <stdint.h>
+    #include <sys/epoll.h>
     #include <sys/eventfd.h>
     #include <time.h>
-    /* Until the queue has something, somebody wakes us, or the time is over. */
-    static inline void mp_ofi_sleep(int queue_fd, int wake_fd, int ms) {
-        struct pollfd both[2] = {{wake_fd, POLLIN, 0}, {queue_fd, POLLIN, 0}};
-        poll(both, queue_fd < 0 ? 1 : 2, ms);
+    #include <unistd.h>
+    /* Until a queue has something, somebody wakes us, or the time is over. */
+    static inline void mp_ofi_sleep(int epoll_fd, int wake_fd, int ms) {
+        struct epoll_event some[16];
+        uint64_t n;
+        if (epoll_wait(epoll_fd, some, 16, ms) > 0 && read(wake_fd, &n, 8) < 0) return;
+    }
+    static inline int mp_ofi_watch(int epoll_fd, int fd) {
+        struct epoll_event event = {.events = EPOLLIN};
+        return fd < 0 ? 0 : epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    }
+    static inline void mp_ofi_unwatch(int epoll_fd, int fd) {
+        if (fd >= 0) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, 0);
     }
     static inline void mp_ofi_nap(unsigned us) {
         struct timespec t = {0, (long)us * 1000};
@@ -83,7 +95,11 @@ cdef extern from *:
     int eventfd(unsigned int initial, int flags) nogil
     int EFD_CLOEXEC
     int EFD_NONBLOCK
-    void mp_ofi_sleep(int queue_fd, int wake_fd, int ms) nogil
+    int epoll_create1(int flags) nogil
+    int EPOLL_CLOEXEC
+    void mp_ofi_sleep(int epoll_fd, int wake_fd, int ms) nogil
+    int mp_ofi_watch(int epoll_fd, int fd) nogil
+    void mp_ofi_unwatch(int epoll_fd, int fd) nogil
     void mp_ofi_nap(unsigned int us) nogil
 
 cdef enum:
@@ -96,34 +112,39 @@ cdef enum:
 BOUNCE, FLUSH, SHARED = MP_OFI_BOUNCE, MP_OFI_FLUSH, MP_OFI_SHARED
 
 
-cdef int drive(mp_fabric* fabric) noexcept nogil:
-    """One step of progress for the endpoints that peers reach; returns how many entries were there. Lock held."""
+cdef int drive(mp_own_end* end) noexcept nogil:
+    """One step of progress for an endpoint that a peer reaches; whether there was something. Lock held."""
     cdef fi_cq_entry entries[16]
     cdef fi_cq_err_entry problem
-    cdef ssize_t n = fi_cq_read(fabric.queue, &entries[0], 16)
-    if n > 0:
-        return <int>n
+    if fi_cq_read(end.queue, &entries[0], 16) > 0:
+        return 1
     memset(&problem, 0, sizeof(problem))
     # Peers' accesses leave no entries; one of a failed connection is taken out so that it holds up nothing.
-    return <int>(fi_cq_readerr(fabric.queue, &problem, 0) > 0)
+    return fi_cq_readerr(end.queue, &problem, 0) > 0
 
 
 cdef void* progress(void* context) noexcept nogil:
     cdef mp_fabric* fabric = <mp_fabric*>context
+    cdef mp_own_end* end
     cdef unsigned int nap = NAP_US_MIN
-    cdef int busy, sleep_now
+    cdef int busy
     while not mp_load32(&fabric.stop):
+        busy = 0
         pthread_mutex_lock(&fabric.lock)
-        busy = drive(fabric)
-        sleep_now = fabric.wait_fd >= 0 and not busy and mp_ofi_may_sleep(fabric.fabric, fabric.queue) == 0
+        end = fabric.ends
+        while end != NULL:
+            busy |= drive(end)
+            if end.wait_fd >= 0 and not busy:
+                busy = mp_ofi_may_sleep(fabric.fabric, end.queue) != 0
+            end = end.next
         pthread_mutex_unlock(&fabric.lock)
-        if sleep_now:
-            mp_ofi_sleep(fabric.wait_fd, fabric.wake_fd, SLEEP_MS)
-        elif busy:
+        if busy:
             nap = NAP_US_MIN
-        elif fabric.wait_fd < 0:
+        elif fabric.napping and fabric.ends != NULL:
             mp_ofi_nap(nap)
             nap = nap * 2 if nap * 2 < NAP_US_MAX else NAP_US_MAX
+        else:
+            mp_ofi_sleep(fabric.epoll_fd, fabric.wake_fd, SLEEP_MS)
     return NULL
 
 
@@ -140,7 +161,7 @@ cdef class Fabric:
 
     def __cinit__(self):
         memset(&self.raw, 0, sizeof(self.raw))
-        self.raw.wait_fd = self.raw.wake_fd = -1
+        self.raw.epoll_fd = self.raw.wake_fd = -1
 
     def __init__(self, str provider not None, str node not None, unsigned int limits=0):
         cdef pthread_cond_t unused
@@ -197,14 +218,13 @@ cdef class Fabric:
         cdef mp_ofi_calls* calls = ofi_calls()
         cdef mp_fabric* raw = &self.raw
         raw.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        if raw.wake_fd < 0:
-            raise ResourceError("no file descriptor for an eventfd: raise RLIMIT_NOFILE")
+        raw.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        if raw.wake_fd < 0 or raw.epoll_fd < 0 or mp_ofi_watch(raw.epoll_fd, raw.wake_fd) != 0:
+            raise ResourceError("no file descriptors for libfabric's progress: raise RLIMIT_NOFILE")
         check(calls.fabric(raw.info.fabric_attr, &raw.fabric, NULL), "opening the fabric")
         with nogil:
             rc = fi_domain(raw.fabric, raw.info, &raw.domain, NULL)
         check(rc, "opening the domain")
-        check(mp_ofi_open_queue(raw.domain, QUEUE_SIZE, &raw.queue, &raw.wait_fd), "opening a completion queue")
-        check(mp_ofi_open_addresses(raw.domain, &raw.av), "opening an address vector")
         if raw.limits & MP_OFI_SHARED:
             self.shared = OwnEnd(self)
 
@@ -280,7 +300,7 @@ cdef class Fabric:
         check(rc, f"registering {length} bytes")
         made.raw.mr = mr
         if self.raw.mr_mode & FI_MR_ENDPOINT:
-            check(mp_ofi_bind(mr, (<OwnEnd>self.shared).ep), "binding memory to the endpoint")
+            check(mp_ofi_bind(mr, (<OwnEnd>self.shared).raw.ep), "binding memory to the endpoint")
             check(fi_mr_enable(mr), "enabling memory")
         made.raw.desc = fi_mr_desc(mr)
         made.raw.key = fi_mr_key(mr)
@@ -301,7 +321,6 @@ cdef class Fabric:
     def close(self) -> None:
         """End the progress thread and free the domain; idempotent. Endpoints and memory must be closed before."""
         cdef mp_fabric* raw = &self.raw
-        cdef uint64_t one = 1
         if not self.open_now or not self.is_mine():
             return
         self.open_now = False
@@ -310,22 +329,19 @@ cdef class Fabric:
             self.shared = None
         if self.running:
             mp_store32(&raw.stop, 1)
-            write(raw.wake_fd, &one, 8)
+            wake(raw)
             with nogil:
                 mp_join_thread(raw.thread)
             self.running = False
         with nogil:
-            mp_ofi_close(raw.queue)
-            mp_ofi_close(raw.av)
             mp_ofi_close(raw.domain)
             mp_ofi_close(raw.fabric)
-        raw.queue = NULL
-        raw.av = NULL
         raw.domain = NULL
         raw.fabric = NULL
-        if raw.wake_fd >= 0:
-            close(raw.wake_fd)
-            raw.wake_fd = -1
+        for fd in (raw.wake_fd, raw.epoll_fd):
+            if fd >= 0:
+                close(fd)
+        raw.wake_fd = raw.epoll_fd = -1
         pthread_mutex_destroy(&raw.lock)
 
     def __dealloc__(self):
@@ -339,6 +355,47 @@ cdef check(int rc, str what):
         raise ResourceError(f"libfabric: {what} failed ({ofi_error(rc)})", errno=-rc)
 
 
+cdef int own_end_open(mp_fabric* fabric, mp_own_end* end) noexcept nogil:
+    """Open the endpoint and let it be driven; an error of the library's, after which `own_end_close` cleans up."""
+    cdef int rc = mp_ofi_open_queue(fabric.domain, QUEUE_SIZE, &end.queue, &end.wait_fd)
+    if rc == 0:
+        rc = mp_ofi_open_addresses(fabric.domain, &end.av)
+    if rc == 0:
+        rc = mp_ofi_open_endpoint(fabric.domain, fabric.info, end.queue, end.av, &end.ep)
+    if rc == 0 and mp_ofi_watch(fabric.epoll_fd, end.wait_fd) != 0:
+        rc = -FI_ENOMEM
+    if rc:
+        return rc
+    pthread_mutex_lock(&fabric.lock)
+    fabric.napping |= end.wait_fd < 0
+    end.next = fabric.ends
+    fabric.ends = end
+    pthread_mutex_unlock(&fabric.lock)
+    wake(fabric)
+    return 0
+
+
+cdef void own_end_close(mp_fabric* fabric, mp_own_end* end) noexcept nogil:
+    """Close what is open of an endpoint: nothing lands by it any more."""
+    cdef mp_own_end** place = &fabric.ends
+    pthread_mutex_lock(&fabric.lock)
+    while place[0] != NULL and place[0] != end:
+        place = &place[0].next
+    if place[0] == end:
+        place[0] = end.next
+    if end.queue != NULL:
+        mp_ofi_unwatch(fabric.epoll_fd, end.wait_fd)
+    mp_ofi_close(end.ep)
+    mp_ofi_close(end.av)
+    mp_ofi_close(end.queue)
+    pthread_mutex_unlock(&fabric.lock)
+
+
+cdef void wake(mp_fabric* fabric) noexcept nogil:
+    cdef uint64_t one = 1
+    write(fabric.wake_fd, &one, 8)
+
+
 cdef class OwnEnd:
     """An endpoint that a peer reaches; `address` is what to tell it."""
 
@@ -346,16 +403,20 @@ cdef class OwnEnd:
         cdef uint8_t name[ADDRESS_BYTES_MAX]
         cdef size_t length = ADDRESS_BYTES_MAX
         cdef mp_fabric* raw = &fabric.raw
+        cdef mp_own_end* end
         self.fabric = fabric
         fabric.start_progress()
-        with nogil:
-            pthread_mutex_lock(&raw.lock)
-            rc = mp_ofi_open_endpoint(raw.domain, raw.info, raw.queue, raw.av, &self.ep)
-            pthread_mutex_unlock(&raw.lock)
-        check(rc, "opening an endpoint for a peer")
+        end = <mp_own_end*>calloc(1, sizeof(mp_own_end))
+        if end == NULL:
+            raise MemoryError
+        end.wait_fd = -1
+        self.raw = end
         fabric.opened += 1
         try:
-            check(mp_ofi_name(self.ep, name, &length), "asking for an endpoint's address")
+            with nogil:
+                rc = own_end_open(raw, end)
+            check(rc, "opening an endpoint for a peer")
+            check(mp_ofi_name(end.ep, name, &length), "asking for an endpoint's address")
         except BaseException:
             self._end()
             raise
@@ -366,15 +427,15 @@ cdef class OwnEnd:
         if self.fabric.shared is not self:
             self._end()
 
-    def _end(self):
+    cdef _end(self):
+        cdef mp_own_end* end = self.raw
         cdef mp_fabric* raw = &self.fabric.raw
-        if self.ep == NULL or not self.fabric.is_mine():
+        if end == NULL or not self.fabric.is_mine():
             return
+        self.raw = NULL
         with nogil:
-            pthread_mutex_lock(&raw.lock)
-            mp_ofi_close(self.ep)
-            pthread_mutex_unlock(&raw.lock)
-        self.ep = NULL
+            own_end_close(raw, end)
+        free(end)
         self.fabric.opened -= 1
 
 

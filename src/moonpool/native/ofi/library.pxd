@@ -67,6 +67,7 @@ cdef extern from "ofi_library.h" nogil:
         FI_EAGAIN
         FI_EAVAIL
         FI_EINTR
+        FI_ENOMEM
         FI_EACCES
         FI_EKEYREJECTED
         FI_ENOKEY
