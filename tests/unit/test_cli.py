@@ -117,6 +117,21 @@ def test_topology_json_and_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["cuda:0"] == [["mlx5_1"], ["mlx5_6"]]
 
 
+def test_a_matrix_goes_out_and_comes_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("topology", "--matrix", "--from-tree", TREE) == 0
+    file = tmp_path / "matrix.json"
+    file.write_text(capsys.readouterr().out)
+    assert code_of("topology", "--check-matrix", str(file), "--from-tree", TREE) == 0
+    assert "fits" in capsys.readouterr().out
+    file.write_text(file.read_text().replace("mlx5_3", "mlx5_33"))
+    assert code_of("topology", "--check-matrix", str(file), "--from-tree", TREE, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    assert any("mlx5_33" in line for line in told["problems"])
+    file.write_text('{"cpu:0": 5}')
+    assert code_of("topology", "--check-matrix", str(file)) == 2
+
+
 def test_a_saved_tree_shows_the_same_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "tree.json"
     assert code_of("topology", "--json", "--save-tree", str(saved)) == 0

@@ -150,9 +150,13 @@ def test_a_device_is_found_by_its_number() -> None:
         look(host_with(DAX), (252, 8), "/dev/null")
     with pytest.raises(UsageError, match="cxl:3"):
         look(host_with(dataclasses.replace(DAX, driver="kmem")), (252, 7), "/dev/dax1.0")
-    for broken in ({"driver": None}, {"size_bytes": None}, {"align_bytes": None}):
+    for broken in (
+        dataclasses.replace(DAX, driver=None),
+        dataclasses.replace(DAX, size_bytes=None),
+        dataclasses.replace(DAX, align_bytes=None),
+    ):
         with pytest.raises(UnsupportedOperation, match="cannot be mapped"):
-            look(host_with(dataclasses.replace(DAX, **broken)), (252, 7), "/dev/dax1.0")
+            look(host_with(broken), (252, 7), "/dev/dax1.0")
 
 
 FOUND = FoundDevice(DAX, 64 << 20, ALIGN, "")

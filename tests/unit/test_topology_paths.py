@@ -21,6 +21,7 @@ from moonpool.topology import (
     Proximity,
     Topology,
     distance,
+    misfits,
     parse_topology,
     priority_matrix,
     proximity,
@@ -191,3 +192,22 @@ def test_matrix_reads_the_classic_form() -> None:
 def test_matrix_refuses_what_is_not_one(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PriorityMatrix.from_json(text)
+
+
+def test_a_matrix_is_compared_with_the_host() -> None:
+    topology = golden("eight-gpu-two-socket")
+    matrix = priority_matrix(topology)
+    assert misfits(PriorityMatrix.from_json(matrix.to_json()), topology) == []
+    text = '{"cpu:0": [["mlx5_0"], ["mlx5_77"]], "*": [["mlx5_1"], []]}'
+    found = misfits(PriorityMatrix.from_json(text), topology)
+    assert found[0] == "mlx5_77 (in cpu:0): this host has no such NIC"
+    assert "mlx5_2: no row names it" in found
+    assert not [line for line in found if line.startswith(("mlx5_0", "mlx5_1:"))]
+
+
+def test_far_memory_prefers_the_nics_of_the_nearest_nodes() -> None:
+    topology = golden("cxl-node-without-cpus")
+    assert priority_matrix(topology).rows["cxl:2"].preferred == ("mlx5_0",)
+    lonely = NumaNode(1, (), 1 << 30)
+    bare = Topology(BARE_HOST, (NumaNode(0, (0,), 1 << 30), lonely), nics=topology.nics)
+    assert priority_matrix(bare).rows["cxl:1"].preferred == ()  # nobody says how far anything is

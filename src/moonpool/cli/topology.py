@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from moonpool.cli.options import json_option, make_console, print_json
+from moonpool.cli.options import ExitCode, json_option, make_console, print_json
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from moonpool.topology import SysfsReader, Topology
+    from moonpool.topology import RecordingReader, SysfsReader, Topology
 
 TREE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -32,35 +32,64 @@ TREE_BYTES_MAX: Final = 64 * 1024 * 1024
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show the host of such a file instead of this one.",
 )
-def command(
-    as_json: bool, matrix: bool, nics: tuple[str, ...], save_tree: Path | None, from_tree: Path | None
-) -> None:
+@click.option(
+    "--check-matrix",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read a priority matrix and say what of it does not fit this host.",
+)
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Show what this host is made of.
 
     Numa nodes, NICs, GPUs, disks and CXL memory, and what hangs where.
     """
     from moonpool.topology import LiveSysfs, RecordingReader, parse_topology, priority_matrix, usable_nics
 
-    if as_json and matrix:
+    if options["as_json"] and options["matrix"]:
         raise click.UsageError("--matrix is JSON already; give --json or --matrix, not both")
-    if nics and not matrix:
+    if options["nics"] and not options["matrix"]:
         raise click.UsageError("--nic chooses the NICs of --matrix; give both")
+    from_tree = options["from_tree"]
     recorder = RecordingReader(LiveSysfs() if from_tree is None else load_tree(from_tree))
     topology = parse_topology(recorder)
-    if save_tree is not None:
-        try:
-            save_tree.write_text(json.dumps(dict(sorted(recorder.files.items())), indent=0) + "\n")
-        except OSError as exc:
-            raise click.ClickException(f"cannot write {save_tree}: {exc.strerror}") from exc
-    if matrix:
-        click.echo(priority_matrix(topology, usable_nics(topology, nics)).to_json())
-    elif as_json:
+    if options["save_tree"] is not None:
+        save(recorder, options["save_tree"])
+    if options["check_matrix"] is not None:
+        ctx.exit(check(options["check_matrix"], topology, as_json=options["as_json"]))
+    if options["matrix"]:
+        click.echo(priority_matrix(topology, usable_nics(topology, options["nics"])).to_json())
+    elif options["as_json"]:
         print_json(topology.to_dict())
     else:
         console = make_console()
         console.print(draw(topology))
         for warning in topology.warnings:
             console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def save(recorder: RecordingReader, path: Path) -> None:
+    """Writes what was read, as `load_tree` reads it."""
+    try:
+        path.write_text(json.dumps(dict(sorted(recorder.files.items())), indent=0) + "\n")
+    except OSError as exc:
+        raise click.ClickException(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def check(path: Path, topology: Topology, *, as_json: bool) -> ExitCode:
+    """Reads a classic matrix and prints what does not fit the host; FAILURE when something does not."""
+    from moonpool.topology import PriorityMatrix, misfits
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise click.ClickException(f"cannot read {path}: {exc}") from exc
+    found = misfits(PriorityMatrix.from_json(text), topology)
+    if as_json:
+        print_json({"ok": not found, "problems": found})
+    else:
+        for line in found or ("the matrix fits this host",):
+            click.echo(line)
+    return ExitCode.FAILURE if found else ExitCode.OK
 
 
 def load_tree(path: Path) -> SysfsReader:

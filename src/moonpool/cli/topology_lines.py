@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moonpool.topology import CxlMemory, DaxDevice, Gpu, Host, Nic, NumaNode, Nvme, Topology
+from moonpool.topology import (
+    CxlMemory,
+    CxlRegion,
+    DaxDevice,
+    Gpu,
+    Host,
+    Nic,
+    NumaNode,
+    Nvme,
+    Topology,
+    pool_identity,
+)
 from moonpool.units import format_size
 
 
@@ -38,8 +49,13 @@ def lines_by_node(topology: Topology) -> dict[int | None, list[str]]:
         grouped.setdefault(topology.numa_of(disk), []).append(nvme_line(disk))
     for memory in topology.cxl_memories:
         grouped.setdefault(topology.numa_of(memory), []).append(cxl_line(memory))
+    homes = {memory.name: topology.numa_of(memory) for memory in topology.cxl_memories}
+    for region in topology.cxl_regions:
+        home = next((homes[name] for name in region.memories if name in homes), None)
+        grouped.setdefault(home, []).append(region_line(region))
     for dax in topology.dax_devices:
-        grouped.setdefault(topology.numa_of(dax), []).append(dax_line(dax))
+        identity = pool_identity(dax, topology.cxl_regions, topology.cxl_memories)
+        grouped.setdefault(topology.numa_of(dax), []).append(dax_line(dax, identity))
     return grouped
 
 
@@ -72,24 +88,42 @@ def nvme_line(disk: Nvme) -> str:
         f"{space.name} ({_size(space.size_bytes)})" if space.size_bytes else space.name
         for space in disk.namespaces
     )
-    facts = [fact for fact in (disk.model, disk.transport, disk.state, spaces) if fact]
+    remote = _remote_place(disk.address) if disk.address else ""
+    facts = [fact for fact in (disk.model, disk.transport, remote, disk.state, spaces) if fact]
     place = f" at {disk.pci_address}{_bridges(disk.pci_path)}" if disk.pci_address else ""
     return f"NVMe {disk.controller}: {', '.join(facts)}{place}"
 
 
+def _remote_place(address: str) -> str:
+    """ "host:port" of a remote NVMe controller, or what else the kernel calls its address."""
+    facts = dict(fact.split("=", 1) for fact in address.split(",") if "=" in fact)
+    host, port = facts.get("traddr"), facts.get("trsvcid")
+    return f"{host}:{port}" if host and port else host or address
+
+
 def cxl_line(memory: CxlMemory) -> str:
-    """Sizes and place of a CXL memory device."""
+    """Sizes, serial number and place of a CXL memory device."""
     place = f" at {memory.pci_address}" if memory.pci_address else ""
+    serial = f", serial {memory.serial:x}" if memory.serial is not None else ""
     sizes = f"{_size(memory.volatile_bytes)} volatile, {_size(memory.persistent_bytes)} persistent"
-    return f"CXL {memory.name}: {sizes}{place}"
+    return f"CXL {memory.name}: {sizes}{serial}{place}"
 
 
-def dax_line(dax: DaxDevice) -> str:
-    """Size and use of a DAX range."""
-    use = {"kmem": f"is numa node {dax.target_node}", "device_dax": "can be mapped"}.get(
-        dax.driver or "", "no driver"
-    )
-    return f"DAX {dax.name}: {_size(dax.size_bytes)}, {use}"
+def dax_line(dax: DaxDevice, identity: str | None = None) -> str:
+    """Size, use and origin of a DAX range, and what names its memory on every host."""
+    use = {
+        "kmem": f"is numa node {dax.target_node}",
+        "device_dax": f"can be mapped, would be numa node {dax.target_node}",
+    }.get(dax.driver or "", "no driver")
+    facts = [_size(dax.size_bytes), use, f"of {dax.cxl_region}" if dax.cxl_region else "", identity or ""]
+    return f"DAX {dax.name}: {', '.join(fact for fact in facts if fact)}"
+
+
+def region_line(region: CxlRegion) -> str:
+    """Size, kind and parts of a CXL region."""
+    parts = " ".join(name or "?" for name in region.memories)
+    facts = [_size(region.size_bytes), region.mode, f"woven of {parts}" if parts else "", region.uuid]
+    return f"CXL {region.name}: {', '.join(fact for fact in facts if fact)}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -3,7 +3,7 @@
 from moonpool.topology.attributes import ParseLimits
 from moonpool.topology.distance import Proximity, distance, proximity
 from moonpool.topology.far_memory import pool_identity
-from moonpool.topology.matrix import Preference, PriorityMatrix, priority_matrix, usable_nics
+from moonpool.topology.matrix import Preference, PriorityMatrix, misfits, priority_matrix, usable_nics
 from moonpool.topology.model import (
     CxlMemory,
     CxlRegion,
@@ -45,6 +45,7 @@ __all__ = [
     "SysfsReader",
     "Topology",
     "distance",
+    "misfits",
     "parse_topology",
     "pool_identity",
     "priority_matrix",

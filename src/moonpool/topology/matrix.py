@@ -125,6 +125,29 @@ def priority_matrix(topology: Topology, nics: Sequence[Nic] | None = None) -> Pr
     return PriorityMatrix(MappingProxyType(rows))
 
 
+def misfits(matrix: PriorityMatrix, topology: Topology) -> list[str]:
+    """What of a matrix does not fit a host: NICs that are not there or down, or that no row names."""
+    nics = {name: nic for nic in topology.nics for name in (*nic.netdevs, *nic.rdma_devices)}
+    named: dict[str, str] = {}
+    for location, row in matrix.rows.items():
+        for name in row.ordered:
+            named.setdefault(name, location)
+    found = [
+        f"{name} (in {where}): this host has no such NIC" for name, where in named.items() if name not in nics
+    ]
+    found += [
+        f"{name} (in {where}): its link is down"
+        for name, where in named.items()
+        if name in nics and nics[name].state is LinkState.DOWN
+    ]
+    found += [
+        f"{nic.name}: no row names it"
+        for nic in usable_nics(topology)
+        if not {*nic.netdevs, *nic.rdma_devices} & set(named)
+    ]
+    return found
+
+
 def _at_node(topology: Topology, node: NumaNode, nics: Sequence[Nic]) -> list[Nic]:
     """The NICs of a numa node; for one without CPUs, which has none, those of the nearest nodes."""
     here = [nic for nic in nics if topology.numa_of(nic) == node.id]

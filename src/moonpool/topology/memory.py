@@ -94,6 +94,8 @@ def parse_nvmes(attributes: Attributes, functions: Mapping[str, PciFunction]) ->
                 else attributes.numa_node(f"{folder}/numa_node"),
                 pci_address=function.device.address if function else None,
                 pci_path=function.device.pci_path if function else (),
+                subsystem=attributes.text(f"{folder}/subsysnqn"),
+                address=None if function else address,
             )
         )
     return tuple(found)

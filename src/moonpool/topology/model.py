@@ -160,7 +160,11 @@ class NvmeNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Nvme:
-    """One NVMe controller. ``transport`` is the kernel's word: pcie, tcp, rdma, fc, loop."""
+    """One NVMe controller. ``transport`` is the kernel's word: pcie, tcp, rdma, fc, loop.
+
+    ``subsystem`` is the NQN of the subsystem it belongs to; ``address`` where a remote one is, as the kernel
+    writes it ("traddr=10.0.0.1,trsvcid=4420"), None for a local drive.
+    """
 
     controller: str
     transport: str | None
@@ -170,6 +174,8 @@ class Nvme:
     numa_node: int | None = None
     pci_address: str | None = None
     pci_path: tuple[str, ...] = ()
+    subsystem: str | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
