@@ -67,6 +67,14 @@ class Peer:
         self.memory[region.handle] = content
         return region.handle
 
+    def offer_at(self, location: str, size: int | None = None, access: int = 3, **how: Any) -> int:
+        """A region of what a location names; returns its handle."""
+        return self.engine.offer(location, size, access=Access(access), **how).handle
+
+    def withdraw(self, handle: int) -> None:
+        """Revoke a region that `offer_at` made."""
+        self.engine.revoke(handle)
+
     def holds(self, handle: int, seed: int) -> bool:
         """Whether a region holds the pattern of a seed."""
         content = self.memory[handle]
