@@ -1,4 +1,4 @@
-"""What becomes of batches when rails, NICs, ports and peers fail: bytes are right, or the status says why not."""
+"""What becomes of batches when rails, NICs, ports and peers fail: right bytes, or a status that says why."""
 
 from __future__ import annotations
 
