@@ -118,7 +118,7 @@ def _memory_layout(machine: Machine) -> tuple[str, int, list[str], list[str]]:
         devices += ["-object", f"memory-backend-ram,id=cx,size={machine.cxl_mb}M,share=on"]
         devices += ["-device", "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1"]
         devices += ["-device", "cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2"]
-        devices += ["-device", "cxl-type3,bus=rp0,volatile-memdev=cx,id=mem0"]
+        devices += ["-device", "cxl-type3,bus=rp0,volatile-memdev=cx,id=mem0,sn=0xc0ffee"]
     if not machine.has_far_node:
         return board, machine.memory_mb, [], devices + _distances(nodes, far=-1)
     devices += _numa_node(nodes, machine.cxl_mb, "")

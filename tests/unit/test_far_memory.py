@@ -180,7 +180,13 @@ def test_ranges_fit_their_device() -> None:
 
 
 def test_who_leaves_without_a_word_is_waited_for() -> None:
-    book, region = HolderBook(10.0), object()
+    class Kept:
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    book, region = HolderBook(10.0), Kept()
     book.attached(5, 1, b"a", writes=True)
     book.attached(5, 2, b"b", writes=False)
     assert (book.holders(5), book.writers(5, None), book.writers(5, b"b")) == ({1, 2}, {1}, set())
@@ -192,8 +198,8 @@ def test_who_leaves_without_a_word_is_waited_for() -> None:
     book.session_ended(3, 100.0)
     assert book.attached_count == 0
     assert not book.forget(6, region, 105.0)
-    assert book.sweep(109.0) == 1
-    assert book.sweep(110.0) == 0
+    assert (book.sweep(109.0), region.closed) == (1, 0)
+    assert (book.sweep(110.0), region.closed) == (0, 1)
     book.attached(7, 4, b"d", writes=True)
     book.session_ended(4, 200.0)
     assert book.forget(7, region, 210.0)

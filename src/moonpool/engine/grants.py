@@ -71,6 +71,11 @@ class GrantBook:
                 self._kept.append((region, dangerous))
             return bool(dangerous)
 
+    def keeps(self, handle: int) -> bool:
+        """True while a revoked region is kept for a process that may still touch it."""
+        with self._lock:
+            return any(region.handle == handle for region, _ in self._kept)
+
     def sweep(self) -> int:
         """Let go of what ended processes held; returns how many regions stay kept."""
         with self._lock:

@@ -55,6 +55,8 @@ class Offering:
         self._read_only_fds: dict[int, int] = {}
         #: Revoked, but a batch or a lane thread that saw them alive has not ended yet.
         self._undrained: list[Region] = []
+        #: Revoked, and what backs them is to be closed once no batch and no peer can touch it, by handle.
+        self._unclosed: dict[int, Region] = {}
         #: Regions for one session's peer, by its id, or for this engine's own use (None).
         self._lent: dict[int, int | None] = {}
         self.grants = GrantBook()
@@ -83,8 +85,7 @@ class Offering:
         bits = int(access) | (LOCAL_WRITABLE if source.writable else 0) | (GRANTED if granted else 0)
         device_address = source.device_address if isinstance(source, OnDevice) else 0
         bits |= (0 if source.address else UNMAPPED) | (DEVICE if device_address else 0)
-        self.grants.sweep()
-        self._let_undrained_go()
+        self.let_go()
         address = source.address or device_address
         handle = self._table.add(address, source.size_bytes, bits, read_key, write_key)
         draft = Region(
@@ -187,7 +188,7 @@ class Offering:
         that could write it has ended.
         """
         region = self.get(handle)
-        self._let_undrained_go()
+        self.let_go()
         timeout_s = self._config.revoke_timeout_ms / MS_PER_S
         with self._lock:
             self._regions.pop(handle, None)
@@ -205,8 +206,9 @@ class Offering:
         unconfirmed = gone | silent | self.grants.vm_holders_alive(handle)
         kept = self.grants.settle(handle, unconfirmed, region)
         forgotten = [transport.forget(region, timeout_s) for transport in self._transports]
-        if drained and all(forgotten) and not kept and region.backing is not None:
-            region.backing.close()
+        if all(forgotten) and region.backing is not None:
+            self._unclosed[handle] = region
+            self.let_go()
         if drained and not all(forgotten):
             self._undrained.append(region)
         if kept or silent or not drained or not all(forgotten):
@@ -217,9 +219,17 @@ class Offering:
                 timeout_ms=self._config.revoke_timeout_ms,
             )
 
-    def _let_undrained_go(self) -> None:
-        if self._undrained and self._table.drain(0.0):
-            self._undrained.clear()
+    def let_go(self) -> None:
+        """Close and forget what revoked regions have kept, as far as that is safe by now. Never waits."""
+        self.grants.sweep()
+        waiting = list(self._unclosed)
+        if not (waiting or self._undrained) or not self._table.drain(0.0):
+            return
+        self._undrained.clear()
+        for handle in waiting:
+            region = None if self.grants.keeps(handle) else self._unclosed.pop(handle, None)
+            if region is not None and region.backing is not None:
+                region.backing.close()
 
     def _ask_holders(
         self, handle: int, control: ControlService, timeout_s: float
@@ -245,6 +255,7 @@ class Offering:
         self.writers.session_ended(session.session_id)
         for transport in self._transports:
             transport.session_ended(session.session_id)
+        self.let_go()
 
     def close(self) -> None:
         """Close descriptors; memory goes with its last reference. The transports are closed already."""
@@ -253,11 +264,12 @@ class Offering:
             if not self._table.drain(0.0):
                 _never_freed.extend((*self._regions.values(), *self._undrained))
             else:
-                for region in self._regions.values():
+                for region in (*self._regions.values(), *self._unclosed.values()):
                     if region.backing is not None:
                         region.backing.close()
             self._regions.clear()
             self._undrained.clear()
+            self._unclosed.clear()
         for fd in fds:
             os.close(fd)
         self.grants.close()

@@ -8,7 +8,15 @@ then its ranges stay locked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
+
+
+class Closable(Protocol):
+    """What is kept: the backing of a region."""
+
+    def close(self) -> None:
+        """Unlocks the range."""
+        ...
 
 
 @final
@@ -26,7 +34,7 @@ class HolderBook:
         self.quarantine_s = quarantine_s
         self._holders: dict[int, dict[int, _Holder]] = {}
         self._lost: dict[int, float] = {}
-        self._kept: list[tuple[float, object]] = []
+        self._kept: list[tuple[float, Closable]] = []
 
     def attached(self, handle: int, session_id: int, instance: bytes, *, writes: bool) -> None:
         """A session's peer maps the region."""
@@ -58,14 +66,14 @@ class HolderBook:
         """True while the session's peer maps something."""
         return any(session_id in holders for holders in self._holders.values())
 
-    def forget(self, handle: int, kept: object, now: float) -> bool:
+    def forget(self, handle: int, kept: Closable | None, now: float) -> bool:
         """The region is revoked and its living holders were asked; False when one is in quarantine.
 
-        Then `kept` is kept until the quarantine is over.
+        Then `kept` is kept until the quarantine is over, and closed by the `sweep` after it.
         """
         self._holders.pop(handle, None)
         until = self._lost.pop(handle, now)
-        if until <= now:
+        if until <= now or kept is None:
             return True
         self._kept.append((until, kept))
         return False
@@ -73,7 +81,10 @@ class HolderBook:
     def sweep(self, now: float) -> int:
         """Lets go of what is out of quarantine; returns how many regions stay kept."""
         self._lost = {handle: until for handle, until in self._lost.items() if until > now}
+        over = [kept for until, kept in self._kept if until <= now]
         self._kept = [(until, kept) for until, kept in self._kept if until > now]
+        for kept in over:
+            kept.close()
         return len(self._kept)
 
     @property
