@@ -30,10 +30,31 @@ class Suite:
     timeout_s: int = 300
 
 
+PYTEST = (".venv/bin/pytest", "-q", "-p", "no:cacheprovider")
+DOCTOR = (*PYTEST, "tests/lab/doctor")
+CXL = (*PYTEST, "tests/lab/cxl")
+
+
+def contract(ways: str) -> tuple[str, ...]:
+    """The contract suite over some of its ways, by shell patterns with commas between."""
+    return ("env", f"MOONPOOL_CONTRACT_WAYS={ways}", *PYTEST, "tests/contract")
+
+
 SUITES = (
     Suite("rdma", ("--rdma", "2"), ("bash", "tests/lab/selftest/rdma.sh")),
     Suite("nvmf-tcp", ("--nvmf", "tcp"), ("bash", "tests/lab/selftest/nvmf.sh")),
     Suite("far-memory", ("--cxl", "256"), ("/usr/bin/python3", "tests/lab/selftest/far_memory.py")),
+    Suite("cxl-dax", ("--cxl", "256"), CXL),
+    Suite("cxl-node", ("--numa", "2", "--cxl", "256", "--cxl-mode", "node"), CXL),
+    Suite("cxl-type3", ("--cxl", "256", "--cxl-mode", "type3"), CXL),
+    Suite("cxl-contract-dax", ("--cxl", "512"), contract("cxl-dax*"), 1_800),
+    Suite("cxl-contract-node", ("--cxl", "512", "--cxl-mode", "node"), contract("cxl-node"), 1_200),
+    Suite("cxl-contract-type3", ("--cxl", "512", "--cxl-mode", "type3"), contract("cxl-dax"), 1_800),
+    Suite("doctor-rdma", ("--rdma", "2"), DOCTOR),
+    Suite("doctor-nvmf", ("--nvmf", "tcp", "--nvme", "64"), DOCTOR),
+    Suite("doctor-dax", ("--cxl", "256"), DOCTOR),
+    Suite("doctor-node", ("--numa", "2", "--cxl", "256", "--cxl-mode", "node"), DOCTOR),
+    Suite("doctor-type3", ("--cxl", "256", "--cxl-mode", "type3"), DOCTOR),
 )
 
 
