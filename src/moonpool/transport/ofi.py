@@ -263,6 +263,7 @@ class OfiTransport(PlainTransport):
         except MoonpoolError as problem:
             segment.note_unreachable(0, self.name, problem)
             return ()
+        peer.has_release = True
         return (PathInfo(add_ofi_path(segment.native, link), self.name, self.device, peer.endpoint),)
 
     def _link_to(self, peer: PeerSide) -> Link:
