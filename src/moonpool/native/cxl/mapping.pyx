@@ -1,10 +1,10 @@
 """Mappings of far memory, and the lock by which one range of a device has one owner.
 
-A DAX device is mapped MAP_SHARED in whole units of its alignment. Who offers a range locks it for writing with an open
-file description lock (fcntl(2), F_OFD_SETLK) on the very descriptor that it maps and passes to peers: the kernel keeps the
-lock until the last process that maps the range by it is gone, so a range that anybody may still write, whoever was killed,
-cannot be offered again. The lock is on the device node: two nodes of one device (made by hand in a container) do not see
-each other's.
+A DAX device is mapped MAP_SHARED in whole units of its alignment. Who offers a range locks it for writing with an
+open file description lock (fcntl(2), F_OFD_SETLK) on the very descriptor that it maps and passes to peers: the kernel
+keeps the lock until the last process that maps the range by it is gone, so a range that anybody may still write,
+whoever was killed, cannot be offered again. The lock is on the device node: two nodes of one device (made by hand in a
+container) do not see each other's.
 """
 
 from libc.errno cimport EACCES, EAGAIN, errno

@@ -44,7 +44,7 @@ cdef enum:
 def bind_memory(uint64_t address, uint64_t size_bytes, unsigned int node) -> None:
     """Bind an untouched mapping (whole pages) to a numa node: its pages come from there, or not at all.
 
-    ResourceError with errno: EINVAL for a node that does not exist or has no memory, EPERM where a container forbids it.
+    ResourceError with errno: EINVAL for a node that is not there or has no memory, EPERM where a container forbids it.
     """
     cdef unsigned long nodes[64]
     cdef long rc

@@ -188,7 +188,7 @@ cdef void mark(mp_batch* batch, int before, int after) noexcept nogil:
 
 
 cdef class FarView:
-    """Far memory as the path sees it: ``size_bytes`` at ``address`` here, kept by ``owner`` (with ``close``) or by others.
+    """Far memory as the path sees it: ``size_bytes`` at ``address`` here, kept by ``owner`` or, with None, by others.
 
     Held by a segment for a region; `close` lets the owner go.
     """
