@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moonpool import Access, Engine, EngineConfig, Op, PeerGone, Status, UnsupportedOperation, UsageError
+from moonpool import (
+    Access,
+    Engine,
+    EngineConfig,
+    Op,
+    PeerGone,
+    StaleHandle,
+    Status,
+    UnsupportedOperation,
+    UsageError,
+)
 from moonpool.engine.control import ControlService, Reply, ServiceHooks
 from moonpool.ids import new_instance_id
 from moonpool.transport.file_attribute import FileAttribute, FileFlag
@@ -67,13 +77,19 @@ def test_a_shared_file_is_reached_by_its_path(make_engine: Any, tmp_path: Path) 
     initiator.write(segment, region.handle, 8 * BLOCK, bytes(2 * BLOCK))
     initiator.flush(segment)
     content[8 * BLOCK : 10 * BLOCK] = 0
+    own = owner.open(owner.endpoint)
     # Two hosts would merge an edge into a page each on its own, and one of them would lose bytes.
     for offset, length in ((1, 10), (BLOCK, BLOCK + 1), (100, 3 * BLOCK)):
-        with pytest.raises(UnsupportedOperation):
-            initiator.write(segment, region.handle, offset, bytes(length))
+        for engine, where in ((initiator, segment), (owner, own)):
+            with pytest.raises(UnsupportedOperation):
+                engine.write(where, region.handle, offset, bytes(length))
+    owner.write(own, region.handle, 0, bytes(BLOCK))
+    content[:BLOCK] = 0
     assert path.read_bytes() == content.tobytes()
-    owner.revoke(region)
-    initiator.close_segment(segment)
+    assert owner.gate.writers(region.handle, initiator.instance) != set()
+    owner.revoke(region)  # asks the other host
+    with pytest.raises(StaleHandle):
+        initiator.write(segment, region.handle, 0, bytes(BLOCK))
     assert open_files(tmp_path) == []
     assert os.listxattr(path) == []
 

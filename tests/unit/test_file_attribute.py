@@ -31,6 +31,7 @@ def attributes(draw: st.DrawFn) -> FileAttribute:
     flags = FileFlag(draw(st.integers(0, int(sum(FileFlag)))))
     path = ""
     if flags & FileFlag.SHARED:
+        flags |= FileFlag.DIRECT
         letters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
         path = "/" + draw(st.text(letters, max_size=PATH_BYTES_MAX // 4 - 1))
     return FileAttribute(

@@ -149,10 +149,11 @@ class FileTransport(PlainTransport):
         return {OPEN: self._pass_descriptors}
 
     def _pass_descriptors(self, session: OwnerSession, params: Mapping[str, Any]) -> Answered:
-        """The file of a region, for reading only unless the region may be written. On the control thread."""
+        """The file of a region, for reading only unless the region may be written. On the control thread.
+
+        Another host, which cannot be passed anything, gets leave to open a shared file by its path.
+        """
         assert self._host is not None
-        if not session.is_unix:
-            raise UnsupportedOperation("files are passed over unix sockets only")
         handle, access = params.get("handle"), params.get("access")
         if type(handle) is not int or type(access) is not int or not 0 < access <= int(Access.READ_WRITE):
             raise UnsupportedOperation("a file is asked for by an integer handle and access bits")
@@ -160,10 +161,14 @@ class FileTransport(PlainTransport):
         backing = region.backing
         if not isinstance(backing, FileBacking):
             raise UnsupportedOperation("the region is not in a file", region=handle)
+        if not session.is_unix and not backing.options.shared:
+            raise UnsupportedOperation("files are passed over unix sockets only", region=handle)
         if access & ~int(region.access):
             raise AccessDenied(f"the region does not allow access {access}", region=handle)
         writes = bool(access & Access.WRITE)
-        fds = (backing.fd, backing.edge_fd) if writes else backing.read_only()
+        fds: tuple[int, ...] = ()
+        if session.is_unix:
+            fds = (backing.fd, backing.edge_fd) if writes else backing.read_only()
         self._host.given(handle, session, writes=writes)
         return Answered({"writable": writes}, [fd for fd in fds if fd >= 0])
 
@@ -226,7 +231,14 @@ class FileTransport(PlainTransport):
             with peer.request(OPEN, {"handle": region.handle, "access": int(region.access)}) as answer:
                 return self._checked(answer, region, about)
         if about.flags & FileFlag.SHARED and self.config.file_roots:
-            return self._by_path(region, about)
+            fd = self._by_path(region, about)
+            try:
+                # Only now: the owner waits at each revoke for whoever it gave leave.
+                peer.request(OPEN, {"handle": region.handle, "access": int(region.access)}).close()
+            except BaseException:
+                close_all(fd)
+                raise
+            return self._made(fd, -1, about, bool(region.access & Access.WRITE))
         return None
 
     def _checked(self, answer: Answer, region: RemoteRegionSide, about: FileAttribute) -> Disk:
@@ -251,29 +263,28 @@ class FileTransport(PlainTransport):
             raise
         return self._made(direct[0] if direct else -1, edges[0], about, writes)
 
-    def _by_path(self, region: RemoteRegionSide, about: FileAttribute) -> Disk:
+    def _by_path(self, region: RemoteRegionSide, about: FileAttribute) -> int:
         """Opens a shared file under one of `file_roots`; its tag proves that it is the owner's."""
-        writes = bool(region.access & Access.WRITE)
-        edge_fd = _open_beneath(about.path, self.config.file_roots, os.O_RDWR if writes else os.O_RDONLY)
-        fd = -1
+        flags = os.O_RDWR if region.access & Access.WRITE else os.O_RDONLY
+        fd = _open_beneath(about.path, self.config.file_roots, flags | os.O_DIRECT)
         try:
-            if TAG_NAME + about.tag.hex() not in os.listxattr(edge_fd):
+            if TAG_NAME + about.tag.hex() not in os.listxattr(fd):
                 raise AccessDenied(f"{about.path} is another file here than at its owner's host")
-            if about.flags & FileFlag.DIRECT:
-                fd = reopen(edge_fd, os.O_DIRECT | (os.O_RDWR if writes else os.O_RDONLY))
         except BaseException:
-            close_all(edge_fd)
+            close_all(fd)
             raise
-        if fd < 0:
-            return self._made(-1, edge_fd, about, writes)
-        # Two hosts must not merge edges into one page through page caches of their own: whole blocks only.
-        os.close(edge_fd)
-        return self._made(fd, -1, about, writes)
+        return fd
 
     def _made(self, fd: int, edge_fd: int, about: FileAttribute, writes: bool) -> Disk:
         """A disk that owns the descriptors, once they hold what was published; closes them otherwise."""
         assert self._rings is not None
+        if about.flags & FileFlag.SHARED:
+            # Hosts would merge edges into one page each in its own page cache: nobody writes any.
+            close_all(edge_fd)
+            edge_fd = -1
         try:
+            if fd < 0 and edge_fd < 0:
+                raise ProtocolError("a shared file is open with O_DIRECT, this one is not")
             found = look_at(fd, edge_fd)
             if found.size_bytes < about.start + about.size_bytes:
                 end = about.start + about.size_bytes

@@ -76,6 +76,8 @@ class FileAttribute:
             raise ProtocolError("the path of a file is not UTF-8") from problem
         if "\0" in path or bool(flags & FileFlag.SHARED) != path.startswith("/"):
             raise ProtocolError("a shared file has an absolute path, another none")
+        if flags & FileFlag.SHARED and not flags & FileFlag.DIRECT:
+            raise ProtocolError("a shared file is written in whole blocks, around the page cache")
         if path and not flags & FileFlag.SHARED:
             raise ProtocolError("a file that is not shared has no path")
         return cls(

@@ -187,6 +187,8 @@ def open_backing(location: str, size_bytes: int | None, options: FileOptions) ->
 
 
 def _check_start(backing: FileBacking) -> None:
+    if backing.options.shared and not backing.geometry.direct:
+        raise UsageError(f"{backing.path} cannot be shared: its file system has no O_DIRECT", field="shared")
     block = backing.geometry.block_bytes
     if backing.geometry.direct and backing.options.offset % block:
         raise UsageError(
