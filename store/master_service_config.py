@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from moonpool.config import SECRET_BYTES_MAX, SECRET_BYTES_MIN
+from moonpool.config_checks import SECRET_BYTES_MAX, SECRET_BYTES_MIN
 from moonpool.config_ranges import check_ranges
 from moonpool.errors import UsageError
 from moonpool.http_status import HttpStatusConfig

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from moonpool.ids import AUTO_PATH
-    from moonpool.operations import Access, Op
+    from moonpool.operations import Access, Op, Priority
     from moonpool.store.aio import AsyncPool, connect_async
     from moonpool.store.client import Pool, connect
     from moonpool.store.client_config import ClientConfig
@@ -107,6 +107,7 @@ __all__ = [
     "Pin",
     "Pool",
     "PoolClosed",
+    "Priority",
     "ProtocolError",
     "PutPolicy",
     "PutResult",
@@ -161,6 +162,7 @@ _HOMES: Final[dict[str, str]] = {
     "Pin": "moonpool.store.records",
     "Pool": "moonpool.store.client",
     "PoolClosed": "moonpool.store.errors",
+    "Priority": "moonpool.operations",
     "PutPolicy": "moonpool.store.client_results",
     "PutResult": "moonpool.store.client_results",
     "PutStatus": "moonpool.store.client_results",

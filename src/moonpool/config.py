@@ -15,19 +15,27 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from moonpool.config_checks import (
+    check_hosts,
+    check_metadata,
+    check_name,
+    check_secret,
+    check_type,
+    wrong,
+)
 from moonpool.config_text import from_text, from_toml, read_bounded, read_toml
 from moonpool.errors import UsageError
+from moonpool.operations import class_rates
 from moonpool.units import GIB, KIB, MIB
 
 ENV_PREFIX: Final = "MOONPOOL_"
-PASSTHROUGH_CHOICES: Final = ("auto", "yes", "no")
-TCP_IO_CHOICES: Final = ("auto", "blocking", "epoll", "io_uring")
-COHERENCE_CHOICES: Final = ("coherent", "software")
-METADATA_SCHEMES: Final = ("redis://", "rediss://", "redis+unix://")
-#: A shorter secret could be guessed offline from one recorded handshake.
-SECRET_BYTES_MIN: Final = 16
-SECRET_BYTES_MAX: Final = 4 * KIB
-NAME_BYTES_MAX: Final = 255
+#: Fields that are one of some words.
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "tcp_io": ("auto", "blocking", "epoll", "io_uring"),
+    "submit_order": ("arrival", "deadline"),
+    "cxl_coherence": ("coherent", "software"),
+    "nvmeof_passthrough": ("auto", "yes", "no"),
+}
 
 _HOUR_MS: Final = 3_600_000
 _WORD: Final = re.compile(r"[a-z0-9_.-]{1,32}\Z", re.ASCII)
@@ -58,6 +66,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "batch_transfers_max": (1, 1 << 30),
     "queued_batches_max": (1, 1_048_576),
     "worker_threads": (1, 256),
+    "priority_head_start_ms": (0, _HOUR_MS),
     "notifications_max": (1, 1_048_576),
     "notification_bytes_max": (1, 65_536),
     "non_temporal_min_bytes": (4 * KIB, 1024 * GIB),
@@ -143,6 +152,12 @@ class EngineConfig:
     queued_batches_max: int = 4_096
     #: Most native threads that drive one segment's submitted batches; all segments together have at most 64.
     worker_threads: int = 1
+    #: A submitted batch goes before what came up to this many milliseconds earlier in the class below.
+    priority_head_start_ms: int = 100
+    #: Order of submitted batches inside a class: "arrival", or "deadline" (the earliest first).
+    submit_order: str = "arrival"
+    #: Most bytes a second of the submitted batches of a class, as "low=200MiB"; others have no cap.
+    class_rates: tuple[str, ...] = ()
     #: Most notifications received and not yet taken; beyond it senders get QUEUE_FULL.
     notifications_max: int = 4_096
     #: Longest notification, in bytes; the wire allows 65,536.
@@ -196,17 +211,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            _check_type(one.name, one.type, getattr(self, one.name))
+            check_type(one.name, one.type, getattr(self, one.name))
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                raise _wrong(name, value, f"must be from {low} to {high}")
-        _check_name(self.name)
-        _check_hosts(self.bind_host, self.advertise_host)
+                raise wrong(name, value, f"must be from {low} to {high}")
+        check_name(self.name)
+        check_hosts(self.bind_host, self.advertise_host)
         _check_words(self)
         _check_nvmeof(self)
-        _check_metadata(self.metadata)
-        _check_secret(self.cluster_secret)
+        check_metadata(self.metadata)
+        check_secret(self.cluster_secret)
         _check_between_fields(self)
 
     @classmethod
@@ -250,112 +265,43 @@ def load_config(path: str | os.PathLike[str]) -> EngineConfig:
     if "cluster_secret_file" in table:
         named = table["cluster_secret_file"]
         if not isinstance(named, str):
-            raise _wrong("cluster_secret_file", named, "must be a path")
+            raise wrong("cluster_secret_file", named, "must be a path")
         changes["cluster_secret"] = _secret_from(file.parent / named, changes)
     return EngineConfig(**changes)
-
-
-def _wrong(name: str, value: object, rule: str) -> UsageError:
-    shown = "<hidden>" if name == "cluster_secret" else repr(value)
-    return UsageError(f"config field {name} {rule}; it is {shown}", field=name, value=shown)
-
-
-def _check_type(name: str, declared: object, value: object) -> None:
-    # The annotations are strings: this module postpones their evaluation.
-    if declared == "int" and type(value) is not int:
-        raise _wrong(name, value, "must be a whole number")
-    if declared == "bool" and type(value) is not bool:
-        raise _wrong(name, value, "must be true or false")
-    if declared == "str" and not isinstance(value, str):
-        raise _wrong(name, value, "must be text")
-    if declared == "bytes | None" and not isinstance(value, bytes | None):
-        raise _wrong(name, value, "must be bytes or None")
-    if declared == "tuple[str, ...]" and not (
-        isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    ):
-        raise _wrong(name, value, "must be a tuple of texts")
-
-
-def is_segment_name(name: str) -> bool:
-    """True for what a segment may be called: 1 to 255 bytes of UTF-8, printable, no white space."""
-    try:
-        size_bytes = len(name.encode())
-    except UnicodeEncodeError:
-        return False
-    return 1 <= size_bytes <= NAME_BYTES_MAX and name.isprintable() and not any(c.isspace() for c in name)
-
-
-def _check_name(name: str) -> None:
-    if name and not is_segment_name(name):
-        raise _wrong("name", name, f"must be 1 to {NAME_BYTES_MAX} printable bytes without white space")
-
-
-def _check_hosts(bind_host: str, advertise_host: str) -> None:
-    for name, host in (("bind_host", bind_host), ("advertise_host", advertise_host)):
-        if host and (not is_segment_name(host) or "/" in host):
-            raise _wrong(name, host, "must be an address or a host name")
-    if not bind_host:
-        raise _wrong("bind_host", bind_host, "must not be empty; use 0.0.0.0 or :: to listen everywhere")
-    if _listens_everywhere(bind_host) and not advertise_host:
-        rule = f"must be set when bind_host is {bind_host}: peers need one address to connect to"
-        raise _wrong("advertise_host", advertise_host, rule)
-    if advertise_host and _listens_everywhere(advertise_host):
-        raise _wrong("advertise_host", advertise_host, "must be one address, not all of them")
-
-
-def _listens_everywhere(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def _check_words(config: EngineConfig) -> None:
     for name in ("congestion_local", "congestion_remote"):
         value = getattr(config, name)
         if value and not _WORD.match(value):
-            raise _wrong(name, value, "must be the name of a congestion control, or empty")
-    if config.tcp_io not in TCP_IO_CHOICES:
-        raise _wrong("tcp_io", config.tcp_io, f"must be one of {', '.join(TCP_IO_CHOICES)}")
+            raise wrong(name, value, "must be the name of a congestion control, or empty")
+    for name, choices in CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise wrong(name, getattr(config, name), f"must be one of {', '.join(choices)}")
+    try:
+        class_rates(config.class_rates)
+    except UsageError as problem:
+        raise wrong("class_rates", config.class_rates, f"is wrong: {problem.message}") from problem
     if config.metrics_address and not _ADDRESS.match(config.metrics_address):
-        raise _wrong("metrics_address", config.metrics_address, "must be host:port, or empty")
-    if config.cxl_coherence not in COHERENCE_CHOICES:
-        raise _wrong("cxl_coherence", config.cxl_coherence, f"must be one of {', '.join(COHERENCE_CHOICES)}")
+        raise wrong("metrics_address", config.metrics_address, "must be host:port, or empty")
     if not all(_MEMORY.match(name) for name in config.cxl_shared):
-        raise _wrong("cxl_shared", config.cxl_shared, "must hold names such as 'uuid:...' or 'serial:...'")
+        raise wrong("cxl_shared", config.cxl_shared, "must hold names such as 'uuid:...' or 'serial:...'")
     if not _PROVIDER.match(config.ofi_provider):
-        raise _wrong("ofi_provider", config.ofi_provider, "must be a libfabric provider's name or empty")
+        raise wrong("ofi_provider", config.ofi_provider, "must be a libfabric provider's name or empty")
     if not config.transports or not all(_WORD.match(name) for name in config.transports):
-        raise _wrong("transports", config.transports, "must hold at least one name such as 'tcp'")
+        raise wrong("transports", config.transports, "must hold at least one name such as 'tcp'")
     if not all(root.startswith("/") and "\0" not in root for root in config.file_roots):
-        raise _wrong("file_roots", config.file_roots, "must hold absolute paths")
+        raise wrong("file_roots", config.file_roots, "must hold absolute paths")
     if len(set(config.transports)) != len(config.transports):
-        raise _wrong("transports", config.transports, "must not repeat a name")
+        raise wrong("transports", config.transports, "must not repeat a name")
 
 
 def _check_nvmeof(config: EngineConfig) -> None:
-    if config.nvmeof_passthrough not in PASSTHROUGH_CHOICES:
-        rule = f"must be one of {', '.join(PASSTHROUGH_CHOICES)}"
-        raise _wrong("nvmeof_passthrough", config.nvmeof_passthrough, rule)
     for network in config.nvmeof_attach:
         try:
             ipaddress.ip_network(network)
         except ValueError as problem:
-            raise _wrong("nvmeof_attach", network, f"must hold networks or addresses: {problem}") from problem
-
-
-def _check_metadata(metadata: str) -> None:
-    rest = next((metadata[len(s) :] for s in METADATA_SCHEMES if metadata.startswith(s)), "")
-    if metadata != "p2p" and not rest:
-        raise _wrong("metadata", metadata, f"must be 'p2p' or a URL with {', '.join(METADATA_SCHEMES)}")
-
-
-def _check_secret(secret: bytes | None) -> None:
-    if secret is not None and not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
-        rule = (
-            f"must be {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes (make one with `openssl rand -hex 32`)"
-        )
-        raise _wrong("cluster_secret", secret, rule)
+            raise wrong("nvmeof_attach", network, f"must hold networks or addresses: {problem}") from problem
 
 
 def _check_between_fields(config: EngineConfig) -> None:
@@ -366,7 +312,7 @@ def _check_between_fields(config: EngineConfig) -> None:
     ):
         if getattr(config, name) > getattr(config, bound):
             rule = f"must not be above {bound}, which is {getattr(config, bound)}"
-            raise _wrong(name, getattr(config, name), rule)
+            raise wrong(name, getattr(config, name), rule)
 
 
 def process_environment() -> Mapping[str, str]:

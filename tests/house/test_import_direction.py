@@ -12,6 +12,7 @@ VOCABULARY = frozenset(
     {
         "errors",
         "config",
+        "config_checks",
         "config_text",
         "config_ranges",
         "config_sections",

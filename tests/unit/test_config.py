@@ -11,6 +11,7 @@ import pytest
 import moonpool.config
 from moonpool.config import _RANGES, EngineConfig, load_config
 from moonpool.errors import UsageError
+from moonpool.operations import Priority, class_rates
 from moonpool.units import KIB, MIB
 
 SECRET = b"sixteen bytes at least"
@@ -236,3 +237,24 @@ def test_unreadable_and_oversized_files_are_refused(tmp_path: Path) -> None:
     huge.write_bytes(b"#" * (MIB + 1))
     with pytest.raises(UsageError, match="larger than"):
         load_config(huge)
+
+
+@pytest.mark.parametrize("text", ["low", "low=0", "idle=1MiB", "low=fast", "low=1MiB,low=2MiB", "=5"])
+def test_rates_of_classes_that_make_no_sense_are_refused(text: str) -> None:
+    refused("class_rates", class_rates=tuple(text.split(",")))
+
+
+def test_rates_of_classes_are_read_from_text() -> None:
+    config = EngineConfig.from_env({"MOONPOOL_CLASS_RATES": "low=200MiB, high = 1GB"})
+    assert class_rates(config.class_rates) == {Priority.LOW: 200 * MIB, Priority.HIGH: 10**9}
+
+
+@pytest.mark.parametrize(("value", "priority"), [(0, 0), ("high", 2), ("Normal", 1), (Priority.LOW, 0)])
+def test_a_priority_is_a_number_or_a_name(value: object, priority: int) -> None:
+    assert Priority.of(value) is Priority(priority)
+
+
+@pytest.mark.parametrize("value", [3, -1, True, "urgent", None, 1.0, b"low"])
+def test_other_priorities_are_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="priority"):
+        Priority.of(value)

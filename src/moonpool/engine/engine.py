@@ -23,14 +23,14 @@ from moonpool.engine.own_memory import OwnerHost, OwnMemory, device_transport
 from moonpool.engine.pages import serve_pages
 from moonpool.engine.plan import as_number, timeout_ns
 from moonpool.engine.segment import Segment
-from moonpool.engine.transfers import Transfers
+from moonpool.engine.transfers import Transfers, Wishes
 from moonpool.errors import EngineClosed, ForkedEngine, MoonpoolError, UsageError, error_from_status
 from moonpool.ids import InstanceId, new_instance_id
 from moonpool.metadata import open_metadata
 from moonpool.metadata.base import Record
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.workers import WorkerPool
-from moonpool.operations import Op
+from moonpool.operations import Op, Priority, class_rates
 from moonpool.transport.registry import make_transports
 from moonpool.units import MS_PER_S, NS_PER_MS, NS_PER_S, U32_MAX
 
@@ -61,7 +61,13 @@ class Engine(OwnMemory):
         self._server = open_server(self._table, config)
         # A batch over several lanes has a thread for each but the caller's own.
         threads = max(config.worker_threads, config.bulk_lanes - 1, config.bulk_lanes_remote - 1)
-        self._workers = WorkerPool(threads, config.queued_batches_max)
+        self._workers = WorkerPool(
+            threads,
+            config.queued_batches_max,
+            head_start_ns=config.priority_head_start_ms * NS_PER_MS,
+            by_deadline=config.submit_order == "deadline",
+            caps=class_rates(config.class_rates).items(),
+        )
         #: For those who build their own native batches (the store).
         self.transfers = Transfers(config, self._workers, self._segment, device_transport(transports))
         self._quick = self.transfers.quick
@@ -253,14 +259,17 @@ class Engine(OwnMemory):
         timeout_s: float | None = None,
         grants: Any = None,
         notify: bytes | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
     ) -> Batch:
         """As `transfer`, but returns at once: a worker drives the batch unless a waiter gets there first.
 
         `timeout_s` is the batch's deadline from now (transfer_timeout_ms by default). With `notify` the owner
-        gets that message after every transfer completed. QueueFull when queued_batches_max batches wait.
+        gets that message after every transfer completed. Batches of a higher `priority` ("low", "normal",
+        "high") start first (docs/transports/paths.md). QueueFull when queued_batches_max batches wait.
         """
+        how = (path, digest, timeout_s, grants)
         return self.transfers.submit(
-            op, segment, (local, region, offset, length), (path, digest, timeout_s, grants), notify
+            op, segment, (local, region, offset, length), how, Wishes(notify, priority)
         )
 
     def flush(self, segment: Segment | int, *, timeout_s: float | None = None) -> None:
@@ -367,3 +376,5 @@ class Engine(OwnMemory):
         self._workers.forget_after_fork()
         self._server.close_after_fork()
         self._control.abandon_after_fork()
+        for transport in self._by_name.values():
+            transport.abandon_after_fork()

@@ -9,6 +9,8 @@ from moonpool.engine.past import KEY, add_counts, fallbacks_of, lane_counts, mer
 from moonpool.errors import Status
 from moonpool.native.io.server import TargetServer
 from moonpool.native.io.workers import WorkerPool
+from moonpool.operations import Priority
+from moonpool.units import NS_PER_US
 
 if TYPE_CHECKING:
     from moonpool.engine.control import ControlService
@@ -39,6 +41,7 @@ def engine_metrics(
     counters = {f"target_{name}": value for name, value in served.items()}
     counters |= {f"control_{name}": value for name, value in control.counters.items()}
     counters |= add_counts(({"lanes_connected": 0, "lanes_lost": 0}, past, *live))
+    counters |= class_counts(workers)
     for name, value in transport_counts(transports).items():
         (gauges if name.endswith(GAUGE_ENDINGS) else counters)[name] = value
     return {
@@ -51,6 +54,21 @@ def engine_metrics(
             "start_time_seconds": started_s,
         },
     }
+
+
+def class_counts(workers: WorkerPool) -> dict[str, int]:
+    """Of each class of submitted batches, as "class_<name>_<what>": how many, what held them up."""
+    found: dict[str, int] = {}
+    for priority in Priority:
+        counts, name = workers.counts(priority), f"class_{priority.name.lower()}"
+        found |= {
+            f"{name}_batches": counts["submitted"],
+            f"{name}_bytes": counts["started_bytes"],
+            f"{name}_wait_us": counts["waited_ns"] // NS_PER_US,
+            f"{name}_held": counts["held"],
+            f"{name}_late": counts["late"],
+        }
+    return found
 
 
 def transport_counts(transports: Iterable[Transport]) -> dict[str, int]:

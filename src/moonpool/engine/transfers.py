@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Any, Final, NamedTuple, final
 
 from moonpool.config import EngineConfig
 from moonpool.engine.batch import Batch
@@ -15,12 +15,19 @@ from moonpool.errors import UsageError, error_from_status
 from moonpool.native.io.batch import Batch as NativeBatch
 from moonpool.native.io.lanes import announce_by_lane
 from moonpool.native.io.workers import WorkerPool
-from moonpool.operations import Op
+from moonpool.operations import Op, Priority
 from moonpool.transport.base import DeviceTaking
 from moonpool.units import NS_PER_MS
 
 #: After so many submissions those that have ended are let go of.
 _REAP_EVERY: Final = 64
+
+
+class Wishes(NamedTuple):
+    """What else a submitted batch asks for: a message to the owner after it, and its class."""
+
+    notify: bytes | None = None
+    priority: Any = Priority.NORMAL
 
 
 @final
@@ -108,15 +115,16 @@ class Transfers:
         native.let_go()
         return Batch(native, found)
 
-    def submit(self, op: Op, segment: Segment | int, what: What, how: How, notify: bytes | None) -> Batch:
+    def submit(self, op: Op, segment: Segment | int, what: What, how: How, wishes: Wishes) -> Batch:
         """A batch for a worker, or for its waiter if that comes first. QueueFull leaves nothing behind."""
         found = self._find(segment)
+        priority = Priority.of(wishes.priority)
         native = plan_batch(op, what, how, self._config, self._devices)
         found.native.bind(native)
-        if notify is not None:
-            native.attach_notice(check_message(notify, self._config))
+        if wishes.notify is not None:
+            native.attach_notice(check_message(wishes.notify, self._config))
             announce_by_lane(native)
-        self._workers.submit(native)
+        self._workers.submit(native, priority)
         self._keep(native)
         return Batch(native, found)
 
@@ -126,10 +134,10 @@ class Transfers:
         native.drive_here()
         native.let_go()
 
-    def launch(self, segment: Segment, native: NativeBatch) -> Batch:
+    def launch(self, segment: Segment, native: NativeBatch, priority: Priority = Priority.NORMAL) -> Batch:
         """A batch that its caller built, submitted. QueueFull leaves nothing behind."""
         segment.native.bind(native)
-        self._workers.submit(native)
+        self._workers.submit(native, priority)
         self._keep(native)
         return Batch(native, segment)
 

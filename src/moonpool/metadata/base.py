@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, final
 
-from moonpool.config import is_segment_name
+from moonpool.config_checks import is_segment_name
 from moonpool.errors import MoonpoolError, ProtocolError, UsageError
 from moonpool.ids import INSTANCE_BYTES, InstanceId
 from moonpool.metadata.endpoint import format_endpoint
