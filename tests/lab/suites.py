@@ -50,6 +50,7 @@ SUITES = (
     Suite("cxl-contract-dax", ("--cxl", "512"), contract("cxl-dax*"), 1_800),
     Suite("cxl-contract-node", ("--cxl", "512", "--cxl-mode", "node"), contract("cxl-node"), 1_200),
     Suite("cxl-contract-type3", ("--cxl", "512", "--cxl-mode", "type3"), contract("cxl-dax"), 1_800),
+    Suite("file-drive", ("--nvme", "256"), (*PYTEST, "tests/lab/file")),
     Suite("doctor-rdma", ("--rdma", "2"), DOCTOR),
     Suite("doctor-nvmf", ("--nvmf", "tcp", "--nvme", "64"), DOCTOR),
     Suite("doctor-dax", ("--cxl", "256"), DOCTOR),
