@@ -51,7 +51,7 @@ ANSWER = Answer(
     tuple(Mark(0x7F00_0000_0000 + k, 0xDEAD + k) for k in range(4)),
     (Rail(0, 2, 0, 0x31, 0x41), Rail(1, 3, 1, 0x59, 0x26)),
 )
-KEYS = RegionKeys(2, 3, 1 << 20, (1, 2, 3, 4, 5, 0xFFFFFFFF))
+KEYS = RegionKeys(0x7F00_0000_0000, 2, 3, 1 << 20, (1, 2, 3, 4, 5, 0xFFFFFFFF))
 
 
 def test_what_goes_in_comes_out() -> None:
@@ -122,6 +122,7 @@ def test_answers_to_something_else_are_refused(answer: Answer) -> None:
         (replace(KEYS, n_nics=NICS_MAX + 1, keys=()), 3 << 20),
         (replace(KEYS, n_chunks=0, keys=()), 3 << 20),
         (replace(KEYS, chunk_bytes=0), 3 << 20),
+        (replace(KEYS, base=(1 << 64) - 4096), 3 << 20),
     ],
 )
 def test_keys_must_cover_their_region(keys: RegionKeys, size_bytes: int) -> None:
@@ -130,7 +131,7 @@ def test_keys_must_cover_their_region(keys: RegionKeys, size_bytes: int) -> None
 
 
 def test_many_keys_are_left_out_of_the_attribute() -> None:
-    many = RegionKeys(8, 1000, 1 << 20, tuple(range(8000)))
+    many = RegionKeys(4096, 8, 1000, 1 << 20, tuple(range(8000)))
     short = without_keys(many)
     assert short.keys == ()
     assert len(encode_keys(short)) <= INLINE_KEYS_BYTES

@@ -333,69 +333,56 @@ class Transport(Protocol):
 
     def open(self, host: Host) -> None:
         """Once, before anything is offered: TransportUnavailable when it cannot run after all."""
-        ...
 
     def takes(self, location: str) -> bool:
         """True when `offer` is this transport's business for such a location."""
-        ...
 
     def offer(self, location: str, size_bytes: int | None, how: Mapping[str, Any]) -> Backing:
         """Make or open what a location names, to be offered as a region; typed errors say what to do."""
-        ...
 
     def attribute(self, region: OwnRegion) -> bytes | None:
         """What a peer needs to reach the region this way (published with it), or None when it cannot."""
-        ...
 
     def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
         """Add this transport's paths to a segment of a peer; none when it cannot reach that peer."""
-        ...
 
     def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """Make one region of the peer's reachable this way (map it, say); False when it is not."""
-        ...
 
     def flush(self, peer: PeerSide, segment: SegmentSide, timeout_s: float) -> None:
         """Return when all completed WRITEs of the segment are visible to every later READ by anyone."""
-        ...
 
     # Of the owner's side
 
     def methods(self) -> Mapping[str, OwnMethod]:
         """Control methods of the owner that initiators call, named "<transport>.<verb>"."""
-        ...
 
     def registered(self, region: OwnRegion) -> None:
         """A region became live: note what this process's own transfers need to use it as the local side."""
-        ...
 
     def holders(self, handle: int) -> set[int]:
         """Sessions whose peers may reach the region by this transport: a revoke asks them first."""
-        ...
 
     def writers(self, handle: int, instance: bytes | None) -> set[int]:
         """Sessions, of one instance or of any, that may write the region without our CPU seeing it."""
-        ...
 
     def fence(self, session_id: int, timeout_s: float) -> bool:
         """End what a session can reach by this transport; True when nothing of it can land any more."""
-        ...
 
     def forget(self, region: OwnRegion, timeout_s: float) -> bool:
         """A region is revoked: undo `attribute` and `registered`; True when no peer can touch it this way."""
-        ...
 
     def session_ended(self, session_id: int) -> None:
         """A session is closed, or its peer is done with everything: free what it held. Again: nothing.
 
         On the control thread: never waits long.
         """
-        ...
 
     def counters(self) -> Mapping[str, int]:
         """Totals and gauges for `Engine.metrics`, by name without the transport's."""
-        ...
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: close its copies of descriptors that keep things of the parent's alive."""
 
     def close(self) -> None:
         """The engine is closing: free everything. Nothing of this process uses a path any more."""
-        ...

@@ -66,5 +66,8 @@ class PlainTransport:
         """None."""
         return {}
 
+    def abandon_after_fork(self) -> None:
+        """No descriptor that must not live on in a child."""
+
     def close(self) -> None:
         """Nothing to free."""

@@ -166,7 +166,7 @@ class RdmaTransport(PlainTransport):
         except MoonpoolError as problem:
             segment.note_unreachable(region.handle, self.name, problem)
             return False
-        made = RemoteKeys(region.address, region.size_bytes, keys.chunk_bytes, keys.n_nics, keys.keys)
+        made = RemoteKeys(keys.base, region.size_bytes, keys.chunk_bytes, keys.n_nics, keys.keys)
         note_remote(segment.native, region.handle, made)
         segment.hold(region.handle, made)
         return True

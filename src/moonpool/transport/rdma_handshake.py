@@ -47,7 +47,7 @@ _HEAD: Final = struct.Struct("<4sHBBBxxxQ")
 _NIC: Final = struct.Struct("<16sHBBBxxxI24s")
 _RAIL: Final = struct.Struct("<BBBxII")
 _MARK: Final = struct.Struct("<QI")
-_KEYS_HEAD: Final = struct.Struct("<BBHxxxxQ")
+_KEYS_HEAD: Final = struct.Struct("<BBHxxxxQQ")
 _MTU_CODES: Final = range(1, 6)
 _IPV4_PREFIX: Final = bytes(10) + b"\xff\xff"
 
@@ -112,8 +112,12 @@ class Answer:
 @final
 @dataclass(frozen=True, slots=True)
 class RegionKeys:
-    """Remote keys of a region: `keys[nic * n_chunks + chunk]`; empty when they must be asked for."""
+    """Remote keys of a region: `keys[nic * n_chunks + chunk]`; empty when they must be asked for.
 
+    `base` is the address by which NICs know its first byte.
+    """
+
+    base: int
     n_nics: int
     n_chunks: int
     chunk_bytes: int
@@ -158,7 +162,7 @@ def decode_answer(data: bytes, offer: Offer) -> Answer:
 
 def encode_keys(keys: RegionKeys) -> bytes:
     """A region's attribute, with or without its keys."""
-    head = _KEYS_HEAD.pack(VERSION, keys.n_nics, keys.n_chunks, keys.chunk_bytes)
+    head = _KEYS_HEAD.pack(VERSION, keys.n_nics, keys.n_chunks, keys.base, keys.chunk_bytes)
     return head + struct.pack(f"<{len(keys.keys)}I", *keys.keys)
 
 
@@ -166,26 +170,26 @@ def without_keys(keys: RegionKeys) -> RegionKeys:
     """The same keys, or their place-holder when they are too many for an attribute."""
     if len(keys.keys) * 4 <= INLINE_KEYS_BYTES:
         return keys
-    return RegionKeys(keys.n_nics, keys.n_chunks, keys.chunk_bytes, ())
+    return RegionKeys(keys.base, keys.n_nics, keys.n_chunks, keys.chunk_bytes, ())
 
 
 def decode_keys(data: bytes, size_bytes: int) -> RegionKeys:
     """The keys of a region of `size_bytes`; ProtocolError when they are none, or do not cover it."""
     if not _KEYS_HEAD.size <= len(data) <= _KEYS_HEAD.size + 4 * KEYS_MAX:
         raise ProtocolError(f"{len(data)} bytes are no rdma keys")
-    version, n_nics, n_chunks, chunk_bytes = _KEYS_HEAD.unpack_from(data)
+    version, n_nics, n_chunks, base, chunk_bytes = _KEYS_HEAD.unpack_from(data)
     if version != VERSION:
         raise ProtocolError(f"the region's rdma keys are of version {version}, we know {VERSION}")
     count = n_nics * n_chunks
     if not 1 <= n_nics <= NICS_MAX or not 1 <= count <= KEYS_MAX or chunk_bytes == 0:
         raise ProtocolError(f"impossible rdma keys: {n_nics} NICs, {n_chunks} chunks")
-    if -(-size_bytes // chunk_bytes) != n_chunks:
-        raise ProtocolError(f"{n_chunks} chunks of {chunk_bytes} bytes are not {size_bytes} bytes")
+    if -(-size_bytes // chunk_bytes) != n_chunks or base + size_bytes > _U64_MAX:
+        raise ProtocolError(f"{n_chunks} chunks of {chunk_bytes} bytes at {base:#x} are not {size_bytes}")
     rest = len(data) - _KEYS_HEAD.size
     if rest not in (0, 4 * count):
         raise ProtocolError(f"{rest} bytes are not {count} rdma keys")
     keys = struct.unpack_from(f"<{rest // 4}I", data, _KEYS_HEAD.size)
-    return RegionKeys(n_nics, n_chunks, chunk_bytes, keys)
+    return RegionKeys(base, n_nics, n_chunks, chunk_bytes, keys)
 
 
 def choose_partner(theirs: Nic, own: Sequence[Nic], used: Sequence[int]) -> int:

@@ -27,13 +27,9 @@ from moonpool.transport.rdma_handshake import (
     decode_answer,
     encode_offer,
 )
-from moonpool.transport.rdma_nics import OwnNic, devices_of, route_to
+from moonpool.transport.rdma_nics import SPARE_ENTRIES, OwnNic, devices_of, route_to
 from moonpool.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
-#: Completion queue entries beyond the requests of a rail.
-_SPARE_ENTRIES: Final = 16
-#: Local pieces of one request.
-_PIECES: Final = 16
 #: How long an open waits for the first rail that works, and then for the others.
 _FIRST_RAIL_S: Final = 1.0
 _OTHER_RAILS_S: Final = 0.05
@@ -127,8 +123,8 @@ class PeerLink:
         with contextlib.ExitStack() as undo:
             drafts = []
             for k, (nic, partner) in enumerate(wanted):
-                device = self._nics[nic].device
-                queue = CompletionQueue(device, self._config.rdma_queue_depth + _SPARE_ENTRIES)
+                own = self._nics[nic]
+                queue = CompletionQueue(own.device, own.queue_depth + SPARE_ENTRIES)
                 undo.callback(queue.close)
                 draft = self._draft(first + k, (nic, partner), queue)
                 undo.callback(draft.pair.close)
@@ -144,7 +140,7 @@ class PeerLink:
                 draft.queue,
                 draft.nic,
                 0 if declined else theirs.nic,
-                self._config.rdma_queue_depth,
+                self._nics[draft.nic].queue_depth,
                 mbps * _BYTES_PER_S_OF_MBPS,
             )
             if declined:
@@ -155,7 +151,7 @@ class PeerLink:
     def _draft(self, index: int, ends: tuple[int, int], queue: CompletionQueue) -> _Draft:
         """A queue pair of ours in INIT, for the rail between our NIC ends[0] and the peer's NIC ends[1]."""
         nic, partner = ends
-        pair = QueuePair(queue, self._config.rdma_queue_depth, _PIECES)
+        pair = QueuePair(queue, self._nics[nic].queue_depth, self._nics[nic].pieces)
         try:
             pair.to_init(self._nics[nic].port, 0)
         except BaseException:

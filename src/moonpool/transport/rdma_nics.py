@@ -17,6 +17,10 @@ from moonpool.transport.rdma_handshake import LINK_ETHERNET, LINK_INFINIBAND, NI
 #: READs on one queue pair at a time: more than this gains nothing, and devices have a budget for all.
 RD_ATOMIC_MAX: Final = 16
 RNR_RETRY_FOR_EVER: Final = 7
+#: Completion queue entries beyond the requests of a rail.
+SPARE_ENTRIES: Final = 16
+#: Local pieces of one request.
+PIECES_MAX: Final = 16
 #: IBV width and speed codes, as lanes and Mbit/s of a lane.
 _LANES: Final[Mapping[int, int]] = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 _LANE_MBPS: Final[Mapping[int, int]] = {
@@ -43,6 +47,9 @@ class OwnNic:
     about: Nic
     #: READs that it can have under way on one queue pair.
     rd_atomic: int
+    #: Requests of one queue pair, and local pieces of one request.
+    queue_depth: int
+    pieces: int
 
 
 def usable_names(library: VerbsLibrary, config: EngineConfig) -> list[str]:
@@ -145,5 +152,12 @@ def _use_port(device: Device, wanted: int, config: EngineConfig) -> OwnNic:
         rd_atomic=max(1, min(bounds.max_qp_rd_atom, RD_ATOMIC_MAX)),
         speed_mbps=speed_mbps(port),
     )
-    rd_atomic = max(1, min(bounds.max_qp_init_rd_atom, RD_ATOMIC_MAX))
-    return OwnNic(device, port.number, entry.index, about, rd_atomic)
+    return OwnNic(
+        device=device,
+        port=port.number,
+        gid_index=entry.index,
+        about=about,
+        rd_atomic=max(1, min(bounds.max_qp_init_rd_atom, RD_ATOMIC_MAX)),
+        queue_depth=min(config.rdma_queue_depth, bounds.max_qp_wr, bounds.max_cqe - SPARE_ENTRIES),
+        pieces=max(1, min(bounds.max_sge, bounds.max_sge_rd or 1, PIECES_MAX)),
+    )

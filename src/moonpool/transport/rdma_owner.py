@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,18 @@ from moonpool.errors import (
     LimitExceeded,
     MoonpoolError,
     ProtocolError,
+    ResourceError,
     StaleHandle,
     UnsupportedMemory,
+    UnsupportedOperation,
 )
 from moonpool.native.io.memory import create_memory
 from moonpool.native.verbs.attributes import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE
-from moonpool.native.verbs.memory import MemoryRegistration, register
+from moonpool.native.verbs.devices import Device
+from moonpool.native.verbs.memory import MemoryRegistration, register, register_dmabuf
 from moonpool.native.verbs.queue_pairs import CompletionQueue, QueuePair
 from moonpool.operations import Access
-from moonpool.transport.base import OwnerSession, OwnRegion
+from moonpool.transport.base import OnDevice, OwnerSession, OwnRegion
 from moonpool.transport.rdma_handshake import (
     ANY_NIC,
     RAILS_MAX,
@@ -80,21 +84,25 @@ class OwnerSide:
         OutOfMemory when it cannot be pinned for want of RLIMIT_MEMLOCK; memory that no NIC takes is left to
         other transports.
         """
-        if not region.address:
-            return None
         access = Access(region.access)
         try:
             made = self._register(region, access)
-        except UnsupportedMemory:
+        except (UnsupportedMemory, UnsupportedOperation):
             self.unpinnable += 1
+            return None
+        if made is None:
             return None
         with self._lock:
             self._regions[region.handle] = made, access
         return encode_keys(without_keys(self._keys_of(made))) if access else None
 
-    def _register(self, region: OwnRegion, access: Access) -> MemoryRegistration:
+    def _register(self, region: OwnRegion, access: Access) -> MemoryRegistration | None:
         remote = (REMOTE_READ if access & Access.READ else 0) | (REMOTE_WRITE if access & Access.WRITE else 0)
         devices = devices_of(self._nics)
+        if isinstance(region.backing, OnDevice):
+            return _register_device_memory(devices, region, remote | LOCAL_WRITE)
+        if not region.address:
+            return None
         try:
             return register(devices, region.address, region.size_bytes, remote | LOCAL_WRITE)
         except UnsupportedMemory:
@@ -106,7 +114,7 @@ class OwnerSide:
     def _keys_of(self, made: MemoryRegistration) -> RegionKeys:
         by_nic = [made.rkeys(k) for k in range(len(self._nics))]
         keys = tuple(key for keys in by_nic for key in keys)
-        return RegionKeys(len(by_nic), len(by_nic[0]), made.chunk_bytes, keys)
+        return RegionKeys(made.address, len(by_nic), len(by_nic[0]), made.chunk_bytes, keys)
 
     def registration(self, handle: int) -> MemoryRegistration | None:
         """The registration of a region of ours; None when no NIC took it."""
@@ -243,6 +251,21 @@ class OwnerSide:
         for queue in self._queues:
             queue.close()
         self._mark.close()
+
+
+def _register_device_memory(
+    devices: Sequence[Device], region: OwnRegion, access: int
+) -> MemoryRegistration | None:
+    """Memory of a device, as a dma-buf that NICs reach without any CPU; by its own address there."""
+    assert isinstance(region.backing, OnDevice)
+    try:
+        fd, offset = region.backing.dma_buf()
+    except (UnsupportedOperation, ResourceError):
+        return None
+    try:
+        return register_dmabuf(devices, fd, offset, region.size_bytes, access, region.backing.device_address)
+    finally:
+        os.close(fd)
 
 
 def _destroy(pair: QueuePair) -> None:

@@ -5,15 +5,19 @@ frees the links of peers that are gone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
+from moonpool.errors import MoonpoolError
 from moonpool.native.verbs.attributes import AsyncEvent, EventKind
 from moonpool.transport.rdma_links import PeerLink
 from moonpool.transport.rdma_nics import OwnNic
+
+logger = logging.getLogger(__name__)
 
 #: How often it looks while a rail is not up, and while links exist at all, in milliseconds.
 BUSY_TICK_MS: Final = 10
@@ -82,14 +86,17 @@ class Repairer:
                     dead.discard(nic.device.async_fd)
                     self._lost(place)
             for link in self._links():
-                self._look_at(link)
+                try:
+                    self._look_at(link)
+                except MoonpoolError:
+                    # A device in distress refuses all kinds of things: other links must not suffer for it.
+                    logger.exception("a link to %s could not be looked after", link.peer.endpoint)
 
     def _tick_ms(self) -> int | None:
         links = self._links()
         if not links:
             return None
-        healthy = all(rail.state in ("up", "none") for link in links for rail in link.rails())
-        return IDLE_TICK_MS if healthy else BUSY_TICK_MS
+        return IDLE_TICK_MS if all(link.native.healthy for link in links) else BUSY_TICK_MS
 
     def _heard(self, place: int, nic: OwnNic, event: AsyncEvent) -> None:
         """What an event means for the rails of a NIC."""
@@ -118,6 +125,8 @@ class Repairer:
                         self.forget(link)
                 finally:
                     link.repairing.release()
+            return
+        if link.native.healthy:
             return
         link.native.poll()
         if len(self._repairs) >= _REPAIRS_MAX or not link.repairing.acquire(blocking=False):

@@ -15,7 +15,15 @@ from moonpool.native.io.batch cimport (
     pthread_mutex_unlock,
 )
 from moonpool.native.io.guard cimport mp_deadline_ns, mp_now_ns
-from moonpool.native.paths.rails cimport rails_add, rails_failed, rails_idle_probe, rails_init, rails_link, rails_probed
+from moonpool.native.paths.rails cimport (
+    RAIL_UP,
+    rails_add,
+    rails_failed,
+    rails_idle_probe,
+    rails_init,
+    rails_link,
+    rails_probed,
+)
 from moonpool.native.rdma.bounce cimport SCRATCH_BYTES, BounceArena
 from moonpool.native.rdma.queues cimport (
     BROKE_ASIDE,
@@ -196,6 +204,15 @@ cdef class Link:
             n = link_poll(self.raw, mp_now_ns())
             pthread_mutex_unlock(&self.raw.lock)
         return n
+
+    @property
+    def healthy(self) -> bool:
+        """True while no rail waits for a repair or a probe, as a cheap look tells."""
+        cdef uint32_t k
+        for k in range(self.raw.n_pairs):
+            if self.raw.pairs[k].state > PAIR_UP or self.raw.rails.rails[k].state != RAIL_UP:
+                return False
+        return True
 
     def due(self) -> list:
         """Rails whose queue pair must be replaced now: (rail, whether to probe it). Probes that need none are sent."""

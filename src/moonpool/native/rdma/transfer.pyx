@@ -11,12 +11,14 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 from moonpool.native.io.batch cimport (
     COMPLETE,
+    LOCAL_HOST,
     OP_READ,
     PEER_GONE,
     PENDING,
     STALE_HANDLE,
     STALLED,
     batch_interrupted,
+    batch_on_device,
     mp_batch,
     mp_cond_wait_until,
     pthread_cond_broadcast,
@@ -471,8 +473,19 @@ cdef bint hash_some(mp_run* run) noexcept nogil:
     return True
 
 
+cdef bint known_to_nics(mp_run* run, uint64_t i) noexcept nogil:
+    """True when a transfer's local side, memory of a device, is registered, and nothing asks for its digest."""
+    if run.batch.digest != NULL:
+        return False
+    look_up(run, run.batch.local[i], run.batch.length[i])
+    return run.near != NULL
+
+
 cdef uint64_t begin(mp_run* run, mp_path* path, mp_segment* segment, mp_batch* batch) noexcept nogil:
-    """How many transfers rails are to carry; 0 also when there is no memory to carry them."""
+    """How many transfers rails are to carry; 0 also when there is no memory to carry them.
+
+    What lies in memory of a device is left to others unless the NICs know it: no CPU may bounce or digest it.
+    """
     cdef uint64_t i, n = 0
     cdef const mp_registration* far
     memset(run, 0, sizeof(mp_run))
@@ -487,7 +500,7 @@ cdef uint64_t begin(mp_run* run, mp_path* path, mp_segment* segment, mp_batch* b
         run.left[i] = NOT_MINE
         if path_takes(path, batch, i):
             far = <const mp_registration*>segment.slots[<uint32_t>batch.region[i]].extra[<int>EXTRA_RDMA]
-            if far != NULL and far.base == segment.slots[<uint32_t>batch.region[i]].base:
+            if far != NULL and (not batch_on_device(batch, i) or known_to_nics(run, i)):
                 run.left[i] = batch.length[i]
                 run.backlog += batch.length[i]
                 n += 1
@@ -530,7 +543,7 @@ cdef int rdma_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept 
     cdef uint64_t started = mp_now_ns()
     cdef mp_link* link = <mp_link*>path.context
     if begin(&run, path, segment, batch):
-        if batch.trusted:
+        if batch.trusted and batch.device == LOCAL_HOST:
             register_passing(&run)
         pthread_mutex_lock(&link.lock)
         link.runs += 1
@@ -546,7 +559,9 @@ cdef int rdma_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcept 
 
 def add_rdma_path(NativeSegment segment not None, Link link not None) -> int:
     """Let a segment be reached over a link's rails; returns the path id."""
-    return segment.add_path(rdma_run, link.raw, link).id
+    cdef mp_path* path = segment.add_path(rdma_run, link.raw, link)
+    path.device = 1
+    return path.id
 
 
 def note_own(LocalRegions table not None, uint64_t handle, MemoryRegistration registration not None) -> None:
