@@ -33,6 +33,7 @@ ENV_PREFIX: Final = "MOONPOOL_"
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "tcp_io": ("auto", "blocking", "epoll", "io_uring"),
     "submit_order": ("arrival", "deadline"),
+    "spray": ("rails", "transports"),
     "cxl_coherence": ("coherent", "software"),
     "nvmeof_passthrough": ("auto", "yes", "no"),
 }
@@ -99,6 +100,7 @@ class EngineConfig:
     #: TCP port; 0 lets the system choose one, which is kept for the engine's life.
     port: int = 0
     #: Transports this engine may use, by name. One that cannot run here is an error, never a fall-back.
+    #: "auto" is whatever can run here, but ofi.
     transports: tuple[str, ...] = ("local", "shm", "tcp")
     #: Where names are looked up: "p2p" (a name is "host:port") or a redis://, rediss:// or redis+unix:// URL.
     metadata: str = "p2p"
@@ -158,6 +160,8 @@ class EngineConfig:
     submit_order: str = "arrival"
     #: Most bytes a second of the submitted batches of a class, as "low=200MiB"; others have no cap.
     class_rates: tuple[str, ...] = ()
+    #: What a large batch may be dealt over: "rails" of one transport, or a segment's "transports" too.
+    spray: str = "rails"
     #: Most notifications received and not yet taken; beyond it senders get QUEUE_FULL.
     notifications_max: int = 4_096
     #: Longest notification, in bytes; the wire allows 65,536.

@@ -23,6 +23,10 @@ KNOWN: Final[Mapping[str, tuple[str, str]]] = {
     "nvmeof": ("moonpool.transport.nvmeof", "NvmeofTransport"),
     "tcp": ("moonpool.transport.tcp", "TcpTransport"),
 }
+#: In a config: all that can run here, but those that must be named.
+AUTO: Final = "auto"
+#: Another way to devices that `rdma` drives already, or one in software.
+NAMED_ONLY: Final = frozenset({"ofi"})
 _REBUILD: Final = "install libxxhash-dev and pkg-config, then reinstall moonpool"
 
 
@@ -34,11 +38,14 @@ def availability() -> dict[str, Availability]:
 def make_transports(config: EngineConfig) -> list[Transport]:
     """The config's transports, by preference; `TransportUnavailable` for one that cannot run here."""
     wanted = set(config.transports)
-    unknown = wanted - set(KNOWN)
+    unknown = wanted - set(KNOWN) - {AUTO}
     if unknown:
         raise UsageError(
-            f"no transport {sorted(unknown)[0]!r}; there are {', '.join(KNOWN)}", field="transports"
+            f"no transport {sorted(unknown)[0]!r}; there are {', '.join(KNOWN)}, and {AUTO}",
+            field="transports",
         )
+    if AUTO in wanted:
+        wanted |= {name for name in KNOWN if name not in NAMED_ONLY and _probe(name, config).ok}
     made: list[Transport] = []
     for name, (module, kind) in KNOWN.items():
         if name in wanted:
