@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moonpool.engine.segment import Segment
     from moonpool.transport.base import Transport
 
-#: A transport's counter whose name ends so is a gauge: what is there now, not a total.
+#: A transport's counter whose name ends so is a gauge (what is there now, no total); others it names itself.
 GAUGE_ENDINGS: Final = ("_open", "_now")
 
 
@@ -42,8 +42,10 @@ def engine_metrics(
     counters |= {f"control_{name}": value for name, value in control.counters.items()}
     counters |= add_counts(({"lanes_connected": 0, "lanes_lost": 0}, past, *live))
     counters |= class_counts(workers)
-    for name, value in transport_counts(transports).items():
-        (gauges if name.endswith(GAUGE_ENDINGS) else counters)[name] = value
+    for transport in transports:
+        for name, value in transport.counters().items():
+            now = name in transport.gauges or name.endswith(GAUGE_ENDINGS)
+            (gauges if now else counters)[f"{transport.name}_{name}"] = value
     return {
         "paths": added_up([*rows, *(row for segment in segments for row in paths_of(segment))]),
         "counters": counters,
@@ -69,15 +71,6 @@ def class_counts(workers: WorkerPool) -> dict[str, int]:
             f"{name}_late": counts["late"],
         }
     return found
-
-
-def transport_counts(transports: Iterable[Transport]) -> dict[str, int]:
-    """What each transport counts, as "<transport>_<name>"."""
-    return {
-        f"{transport.name}_{name}": value
-        for transport in transports
-        for name, value in transport.counters().items()
-    }
 
 
 def added_up(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

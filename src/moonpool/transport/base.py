@@ -330,6 +330,8 @@ class Transport(Protocol):
 
     name: str
     capabilities: Capabilities
+    #: Names in `counters` that are gauges, besides those that end in "_open" or "_now".
+    gauges: frozenset[str]
 
     def open(self, host: Host) -> None:
         """Once, before anything is offered: TransportUnavailable when it cannot run after all."""

@@ -91,6 +91,7 @@ class FileTransport(PlainTransport):
     """One path a segment; the rings are shared by all segments of the engine."""
 
     name = "file"
+    gauges = frozenset({"rings", "rings_busy"})
     capabilities = Capabilities(same_process=True, same_host=True, other_hosts=True, over_unix=True)
 
     def __init__(self, config: EngineConfig) -> None:

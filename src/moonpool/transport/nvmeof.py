@@ -88,6 +88,7 @@ class NvmeofTransport(PlainTransport):
     """Two paths a segment, passthrough before block device; the rings are shared by all of the engine."""
 
     name = "nvmeof"
+    gauges = frozenset({"namespaces"})
     capabilities = Capabilities(same_process=True, same_host=True, other_hosts=True, over_unix=True)
 
     def __init__(self, config: EngineConfig) -> None:

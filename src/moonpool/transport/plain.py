@@ -14,6 +14,7 @@ class PlainTransport:
     """What most transports need of the table: nothing. They are `Transport`s by deriving from it."""
 
     name = ""
+    gauges: frozenset[str] = frozenset()
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config

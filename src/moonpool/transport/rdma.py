@@ -57,6 +57,12 @@ class RdmaTransport(PlainTransport):
     """Owns the NICs of an engine, what is registered on them, the links to peers and who repairs them."""
 
     name = "rdma"
+    gauges = frozenset(
+        {
+            *("rails", "rails_up", "links", "nics", "bounce_slots_unused"),
+            *("peer_sessions", "peer_queue_pairs", "regions", "regions_unpinnable"),
+        }
+    )
     capabilities = Capabilities(same_host=True, other_hosts=True)
 
     def __init__(self, config: EngineConfig) -> None:
