@@ -136,7 +136,9 @@ def test_answers_to_commands(result: int, meaning: object) -> None:
         (-errno.EINVAL, Status.INTERNAL),
         (-errno.EACCES, Status.ACCESS_DENIED),
         (-errno.EROFS, Status.ACCESS_DENIED),
-        (-errno.ENOSPC, Status.NO_MEMORY),
+        (0, "lost"),  # the end of a device that was taken away
+        (-errno.ENOSPC, "lost"),
+        (-errno.EDQUOT, Status.INTERNAL),
         (-errno.EAGAIN, "again"),
     ],
 )
@@ -380,7 +382,12 @@ def test_a_deadline_and_a_cancel_end_the_wait(make_rig: Callable[..., Rig]) -> N
     namespace = NativeNamespace(1, 512, 512, 1 << 16, 33, 60 * NS_PER_S, 5000, look)
     there = NamespaceRegion(namespace, START, SIZE, fua=False, way="auto", writable=True)
     there.attach(rig.segment, HANDLE)
-    canceller = threading.Thread(target=lambda: (seen.wait(20.0), batch.cancel()))
+
+    def cancel_it() -> None:
+        seen.wait(20.0)
+        batch.cancel()
+
+    canceller = threading.Thread(target=cancel_it)
     canceller.start()
     batch.drive_here()
     canceller.join()

@@ -17,9 +17,9 @@ from moonpool.units import MS_PER_S
 
 OPEN: Final = "nvmeof.open"
 EDGES: Final = "nvmeof.edges"
-#: What one request may carry.
+#: What one request may carry; native/nvmeof/ways.pyx sends less.
 PIECES_MAX: Final = 1024
-BYTES_MAX: Final = 2 << 20
+BYTES_MAX: Final = 64 << 10
 BUDGET_MS_MAX: Final = 60_000
 #: Requests with edges that one owner works on at once; more are told to come again.
 WRITERS_MAX: Final = 16

@@ -10,6 +10,7 @@ for one (`namespace_await`) and goes again. What memory or a range takes that do
 - WRITE of part of a block: an *edge*, written last, by the region's owner alone (`edges.pyx`).
 """
 
+from libc.errno cimport ENOSPC
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
@@ -100,6 +101,8 @@ cdef enum:
     # Of memory that a command reads or writes by itself.
     COMMAND_ALIGN = 4
     SOME_EDGES = 64
+    # Of an edge, so that some fit one control request.
+    EDGE_BYTES = 16384
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ cdef bint cut(mp_ns_run* run, mp_ns_slot* slot) noexcept nogil:
         n = cut_read(run, slot, left, within, aligned)
         slot.kind = MP_NVME_READ
     elif within or left < block:
-        n = min(left, block - within)
+        n = min(left, block - within, <uint64_t>EDGE_BYTES)
         if add_edge(run, n):
             run.at += n
         return False
@@ -381,8 +384,6 @@ cdef void answered(mp_ns_run* run, mp_ns_slot* slot, int result) noexcept nogil:
     run.flying -= 1
     if not run.passthrough and slot.kind == MP_NVME_FLUSH and result == 0:
         verdict = V_DONE
-    elif not run.passthrough and result == 0:
-        verdict = OUT_OF_RANGE  # the device is smaller than it was
     if verdict == V_DONE:
         run.lost_since_ns = 0
         slot.moved += <uint64_t>result if not run.passthrough else 0
@@ -400,7 +401,12 @@ cdef void answered(mp_ns_run* run, mp_ns_slot* slot, int result) noexcept nogil:
             again(run, slot, slot.tries * LOST_PAUSE_MS)
             lose(run, slot)
             return
-        verdict = V_ELSEWHERE if verdict == V_INVALID else PEER_GONE
+        if verdict == V_INVALID:
+            verdict = V_ELSEWHERE
+        elif not run.passthrough and (result == 0 or result == -ENOSPC):
+            verdict = OUT_OF_RANGE  # the device is there, and smaller than it was
+        else:
+            verdict = PEER_GONE
     if verdict != V_DONE:
         mp_tally(&ns.counters[N_DEVICE_ERRORS], 1)
     ended(run, slot, verdict)

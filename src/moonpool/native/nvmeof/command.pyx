@@ -98,8 +98,13 @@ cdef int command_verdict(int result) noexcept nogil:
 
 
 cdef int request_verdict(int result) noexcept nogil:
-    """V_DONE for bytes moved, another V_*, or the status that a request to a block device failed with."""
-    return V_DONE if result > 0 else errno_verdict(-result, False)
+    """V_DONE for bytes moved, another V_*, or the status that a request to a block device failed with.
+
+    A device that its controller took away has no bytes: reads find its end, writes no space.
+    """
+    if result > 0:
+        return V_DONE
+    return V_LOST if result == 0 or result == -ENOSPC else errno_verdict(-result, False)
 
 
 cdef int errno_verdict(int code, bint passthrough) noexcept nogil:

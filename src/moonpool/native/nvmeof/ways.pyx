@@ -61,9 +61,9 @@ cdef extern from "<time.h>" nogil:
 
 cdef enum:
     EDGE_PAUSE_NS = 200000
-    # What one question to the owner carries at most.
-    ASK_PIECES = 1024
-    ASK_BYTES = 1048576
+    # What one question to the owner carries, but for its last piece: a control request has at most 64 KiB.
+    ASK_PIECES = 256
+    ASK_BYTES = 24576
 
 NS_PER_S = 1e9
 # How long an owner may take when the batch has no deadline.

@@ -1,0 +1,65 @@
+"""The lab's NVMe target, changed while it runs, through the kernel's configfs (see tests/lab/README.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+NQN = "nqn.2026-01.lab:ns"
+ADDRESS = "10.99.0.2"
+OTHER_ADDRESS = "10.99.0.1"
+WAIT_S = 60.0
+
+_CONFIG = Path("/sys/kernel/config/nvmet")
+_SUBSYSTEM = _CONFIG / "subsystems" / NQN
+_NAMESPACE = _SUBSYSTEM / "namespaces" / "1"
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Waits for what the kernel or another process brings about; fails after a generous bound."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.05)
+
+
+def serve(on: bool, port: int = 1) -> None:
+    """Serve the subsystem at a port, or no longer: connections are cut at once."""
+    link = _CONFIG / "ports" / str(port) / "subsystems" / NQN
+    if on and not link.exists():
+        link.symlink_to(_SUBSYSTEM)
+    elif not on:
+        with contextlib.suppress(FileNotFoundError):
+            link.unlink()
+
+
+def show_namespace(on: bool) -> None:
+    """Give the namespace to hosts, or take it away; its bytes stay."""
+    (_NAMESPACE / "enable").write_text("1" if on else "0")
+
+
+def add_port(number: int, transport: str, address: str) -> None:
+    """A second way into the subsystem."""
+    port = _CONFIG / "ports" / str(number)
+    if not port.exists():
+        port.mkdir()
+        (port / "addr_trtype").write_text(transport)
+        (port / "addr_adrfam").write_text("ipv4")
+        (port / "addr_traddr").write_text(address)
+        (port / "addr_trsvcid").write_text("4420")
+    serve(True, number)
+
+
+def pull_cable(pulled: bool) -> None:
+    """Cut the target off, or put the cable back."""
+    state = "down" if pulled else "up"
+    subprocess.run(["ip", "link", "set", "port1", state], check=True, timeout=10)
+
+
+def fds() -> int:
+    """Descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
