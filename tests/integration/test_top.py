@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.terminal import run_on_terminal
 
 from moonpool import Engine, ResourceError, UsageError
 from moonpool.cli.options import ExitCode
@@ -122,6 +123,17 @@ def test_rates_of_an_engine_at_work(capsys: pytest.CaptureFixture[str]) -> None:
         code, out = top("--json", "--interval", "0.05", watched[0].name, "127.0.0.1:1", capsys=capsys)
         assert code == ExitCode.OK
         assert [source["ok"] for source in json.loads(out)["sources"]] == [True, False]
+
+
+def test_the_live_table_on_a_terminal() -> None:
+    with Traffic() as traffic:
+        traffic.read(1)
+        code, shown = run_on_terminal(
+            "top", "--count", "2", "--interval", "0.05", traffic.engine.metrics_address
+        )
+    assert code == ExitCode.OK
+    assert "bandwidth" in shown
+    assert "Traceback" not in shown
 
 
 def test_nobody_there_and_wrong_addresses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import http.client
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ SOURCES_MAX: Final = 256
     help="What is on top.",
 )
 @click.option("--rows", "rows_max", type=click.IntRange(1, 10_000), default=40, show_default=True)
+@click.option("--count", type=click.IntRange(1), help="End after so many looks.  [default: never]")
 @click.option("--idle", is_flag=True, help="Also show paths on which nothing moves.")
 @click.pass_context
 def command(
@@ -55,7 +57,7 @@ def command(
 
     HOST:PORT is where a process shows /metrics: an engine's metrics_address, a node's --http. Several may be
     given. A process that is away is shown as such and looked for again; one that was restarted counts anew.
-    Exits with 3 when none of them answers (with --once).
+    Exits with 3 when none of them answers.
     """
     if len(addresses) > SOURCES_MAX:
         raise click.UsageError(f"at most {SOURCES_MAX} addresses can be watched at once")
@@ -70,15 +72,23 @@ def command(
             print_json(as_dict(watched, view))
         else:
             console.print(draw(watched, view))
-        reached = any(source.page is not None for source in watched)
-        ctx.exit(ExitCode.OK if reached else ExitCode.UNAVAILABLE)
+        ctx.exit(exit_code(watched))
     from rich.live import Live
 
+    looks = itertools.count() if options["count"] is None else range(options["count"])
     with Live(draw(watched, view), console=console, screen=True, auto_refresh=False) as live:
-        while True:  # until the user interrupts
+        for number in looks:  # or until the user interrupts
+            if number:
+                time.sleep(options["interval_s"])
             look(watched)
             live.update(draw(watched, view), refresh=True)
-            time.sleep(options["interval_s"])
+    ctx.exit(exit_code(watched))
+
+
+def exit_code(watched: Sequence[Source]) -> ExitCode:
+    """UNAVAILABLE when none has ever answered."""
+    reached = any(source.page is not None for source in watched)
+    return ExitCode.OK if reached else ExitCode.UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
