@@ -310,7 +310,9 @@ class Engine(OwnMemory):
         """Counters, gauges, and latency histograms per path; `moonpool.metrics.render` makes text of them."""
         self._check()
         own = (self._server, self._control, self._workers)
-        return engine_metrics(self._openings, own, list(self._by_name.values()), self._started_s)
+        found = engine_metrics(self._openings, own, list(self._by_name.values()), self._started_s)
+        found["counters"] |= self.transfers.counters()
+        return found
 
     def close(self) -> None:
         """Withdraw the name, end all transfers, stop serving, and let go of memory.

@@ -10,6 +10,7 @@ from moonpool.native.io.batch import Batch as NativeBatch
 
 if TYPE_CHECKING:
     from moonpool.engine.segment import Segment
+    from moonpool.kernels.striping import Slices
     from moonpool.native.io.workers import WorkerPool
 
 
@@ -32,23 +33,27 @@ def plan_stripes(native: NativeBatch, segment: Segment, bounds: tuple[int, int])
 
     from moonpool.kernels.striping import stripe_evenly
 
-    local, region, offset, length = (np.frombuffer(a, dtype=np.uint64) for a in native.arrays())
-    grants = None if native.grants is None else np.frombuffer(native.grants, dtype=np.uint8).reshape(-1, 24)
+    local, _region, offset, length = (np.frombuffer(a, dtype=np.uint64) for a in native.arrays())
     slices = stripe_evenly(local, offset, length, lanes)
-    stripes: list[Stripe] = []
-    for lane in range(lanes):
-        mine = np.flatnonzero(slices.path == lane)
-        if len(mine) == 0:
-            continue
-        owners = slices.transfer[mine]
-        part = NativeBatch(native.op, len(mine))
-        part.fill(slices.local[mine], region[owners], slices.offset[mine], slices.length[mine], None, False)
-        if grants is not None:
-            part.attach_grants(grants[owners].tobytes())
-        part.be_part_of(native)
-        segment.native.bind(part)
-        stripes.append(Stripe(part, owners))
-    return stripes
+    found = [np.flatnonzero(slices.path == lane) for lane in range(lanes)]
+    return [part_of(native, segment, (slices, rows), None) for rows in found if len(rows)]
+
+
+def part_of(native: NativeBatch, segment: Segment, cut: tuple[Slices, Any], path: int | None) -> Stripe:
+    """Some rows of a cut (all slices, and which rows) as a batch of its own, for one path or any."""
+    import numpy as np
+
+    slices, rows = cut
+    owners = slices.transfer[rows]
+    region = np.frombuffer(native.arrays()[1], dtype=np.uint64)
+    part = NativeBatch(native.op, len(rows))
+    part.fill(slices.local[rows], region[owners], slices.offset[rows], slices.length[rows], path, False)
+    if native.grants is not None:
+        grants = np.frombuffer(native.grants, dtype=np.uint8).reshape(-1, 24)
+        part.attach_grants(grants[owners].tobytes())
+    part.be_part_of(native)
+    segment.native.bind(part)
+    return Stripe(part, owners)
 
 
 def run_striped(whole: NativeBatch, stripes: list[Stripe], workers: WorkerPool) -> None:
@@ -56,6 +61,12 @@ def run_striped(whole: NativeBatch, stripes: list[Stripe], workers: WorkerPool) 
 
     All stripes have ended when this returns, and when it raises.
     """
+    drive_together(stripes, workers)
+    whole.settle_as(failures(stripes))
+
+
+def drive_together(stripes: list[Stripe], workers: WorkerPool) -> None:
+    """Carry one stripe in the calling thread, others on workers; all have ended, even when this raises."""
     here = [stripes[0].native]
     try:
         for stripe in stripes[1:]:
@@ -72,10 +83,13 @@ def run_striped(whole: NativeBatch, stripes: list[Stripe], workers: WorkerPool) 
     finally:
         for stripe in stripes:
             stripe.native.wait()
-    failed = {
+
+
+def failures(stripes: list[Stripe]) -> dict[int, int]:
+    """The transfers that are not COMPLETE, each with the status of one of its slices."""
+    return {
         int(owner): status
         for stripe in stripes
         for owner, status in zip(stripe.owners, stripe.native.statuses(), strict=True)
         if status != Status.COMPLETE
     }
-    whole.settle_as(failed)

@@ -10,6 +10,7 @@ from moonpool.engine.batch import Batch
 from moonpool.engine.notifications import check_message
 from moonpool.engine.plan import How, What, as_memory, plan_batch, timeout_ns
 from moonpool.engine.segment import Segment
+from moonpool.engine.spraying import Sprayer
 from moonpool.engine.striping import plan_stripes, run_striped
 from moonpool.errors import UsageError, error_from_status
 from moonpool.native.io.batch import Batch as NativeBatch
@@ -48,6 +49,7 @@ class Transfers:
         self._workers = workers
         self._find = find
         self._devices = devices
+        self._sprayer = Sprayer(workers, config.stripe_min_bytes) if config.spray == "transports" else None
         self._timeout_ns = config.transfer_timeout_ms * NS_PER_MS
         self._inflight: dict[int, NativeBatch] = {}
         self._submitted = 0
@@ -62,7 +64,7 @@ class Transfers:
         # The common case spelt out: a call costs a tenth of the whole. The handle of a closed segment is 0.
         found = segment if type(segment) is Segment and segment.handle else self._find(segment)
         region, offset, local, length = where
-        if length >= self._config.stripe_min_bytes and self._lane_count(found) > 1:
+        if length >= self._config.stripe_min_bytes and (self._sprayer or self._lane_count(found) > 1):
             self.run(op, found, (local, region, offset, length), (None, False, timeout_s, None)).check()
             return
         limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
@@ -97,7 +99,7 @@ class Transfers:
         found = self._find(segment)
         path, digest, timeout_s, grants = how
         lanes = self._lane_count(found)
-        if path is None and not digest and lanes == 1 and grants is None:
+        if path is None and not digest and lanes == 1 and grants is None and self._sprayer is None:
             limit_ns = self._timeout_ns if timeout_s is None else timeout_ns(timeout_s)
             try:
                 ended = found.native.carry_plain(op, *what, limit_ns, self._config.batch_transfers_max)
@@ -107,11 +109,13 @@ class Transfers:
                 return Batch(ended, found)
         native = plan_batch(op, what, how, self._config, self._devices)
         found.native.bind(native)
-        if lanes > 1 and path is None and not digest:
-            stripes = plan_stripes(native, found, (lanes, self._config.stripe_min_bytes))
-            if stripes is not None:
-                run_striped(native, stripes, self._workers)
-        native.drive_here()  # nothing is left to do when it went as stripes
+        if path is None and not digest:
+            sprayed = self._sprayer is not None and self._sprayer.carry(native, found)
+            if lanes > 1 and not sprayed:
+                stripes = plan_stripes(native, found, (lanes, self._config.stripe_min_bytes))
+                if stripes is not None:
+                    run_striped(native, stripes, self._workers)
+        native.drive_here()  # nothing is left to do when it went in parts
         native.let_go()
         return Batch(native, found)
 
@@ -140,6 +144,10 @@ class Transfers:
         self._workers.submit(native, priority)
         self._keep(native)
         return Batch(native, segment)
+
+    def counters(self) -> dict[str, int]:
+        """Of batches that were dealt over several transports (config field spray)."""
+        return {} if self._sprayer is None else self._sprayer.counters()
 
     def reap(self) -> None:
         """Let go of submitted batches that have ended, and with them of their buffers and segments."""
