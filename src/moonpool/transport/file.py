@@ -342,8 +342,8 @@ class FileTransport(PlainTransport):
             **self._rings.counters(),
             "rings": self._rings.rings,
             "rings_busy": self._rings.busy,
-            "files_not_direct": self._not_direct,
-            "files_refused": self._refused_opens,
+            "opens_not_direct": self._not_direct,
+            "opens_refused": self._refused_opens,
         }
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def test_a_drive_is_pulled_and_comes_back(engine: Engine) -> None:
         engine.write(segment, region.handle, 0, bytes(4096))
     with pytest.raises(PeerGone):
         engine.read(segment, region.handle, 5, back)
-    assert engine._by_name["file"].counters()["errors_device"] > 0
+    assert engine.metrics()["counters"]["file_errors_device"] > 0
     engine.revoke(region)
     assert not DRIVE.exists()
     with pytest.raises(MoonpoolError):
