@@ -194,8 +194,8 @@ class EngineConfig:
     rdma_gid_index: int = -1
     #: Exponent of the queue pairs' timeout: 4.096 us * 2^this between tries.
     rdma_timeout: int = 14
-    #: Tries that a NIC repeats before a rail counts as failed.
-    rdma_retries: int = 7
+    #: Tries that a NIC repeats before a rail counts as failed; 7 means for ever on some devices.
+    rdma_retries: int = 6
     #: Most requests under way on one rail.
     rdma_queue_depth: int = 128
     #: Traffic class (DSCP and ECN bits) of RDMA packets.

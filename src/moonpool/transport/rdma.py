@@ -6,6 +6,7 @@ docs/transports/rdma.md says how to set it up, and what happens when what fails.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
@@ -63,7 +64,13 @@ class RdmaTransport(PlainTransport):
             *("peer_sessions", "peer_queue_pairs", "regions", "regions_unpinnable"),
         }
     )
-    capabilities = Capabilities(same_host=True, other_hosts=True)
+    capabilities = Capabilities(same_host=True, other_hosts=True, device_memory=True)
+    gauges = frozenset(
+        {
+            *("links", "nics", "rails", "rails_up", "bounce_slots_unused"),
+            *("peer_sessions", "peer_queue_pairs", "regions"),
+        }
+    )
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -71,6 +78,8 @@ class RdmaTransport(PlainTransport):
         self._links: dict[PeerSide, PeerLink] = {}
         self._nics: list[OwnNic] = []
         self._closed = False
+        #: Totals of the links that are gone.
+        self._past: Counter[str] = Counter()
 
     def open(self, host: Host) -> None:
         """Opens the NICs, pins the bounce arena and starts the repairer."""
@@ -205,27 +214,34 @@ class RdmaTransport(PlainTransport):
         with self._lock:
             if self._links.get(link.peer) is link:
                 del self._links[link.peer]
+                self._past.update(self._totals(link))
+
+    def _totals(self, link: PeerLink) -> Counter[str]:
+        """What a link did so far."""
+        done = Counter(resets=link.native.resets, refused=link.native.access_errors)
+        for rail in link.rails():
+            ends = f"{self._nics[rail.local_nic].about.name}_{link.remote_nics[rail.remote_nic].name}"
+            done[f"read_bytes_{ends}"] += rail.bytes_read
+            done[f"write_bytes_{ends}"] += rail.bytes_written
+            done["rail_breaks"] += rail.breaks
+            done["rail_repairs"] += rail.repairs
+        return done
 
     def counters(self) -> Mapping[str, int]:
         """Links, rails, what they carried and how often they broke; and what peers hold here."""
-        found = dict.fromkeys(("rails", "rails_up", "rail_breaks", "rail_repairs", "resets", "refused"), 0)
-        links = self.links()
-        for link in links:
-            found["resets"] += link.native.resets
-            found["refused"] += link.native.access_errors
-            for rail in link.rails():
-                ends = f"{self._nics[rail.local_nic].about.name}_{link.remote_nics[rail.remote_nic].name}"
-                for side, count in (("read", rail.bytes_read), ("write", rail.bytes_written)):
-                    found[f"{side}_bytes_{ends}"] = found.get(f"{side}_bytes_{ends}", 0) + count
-                found["rails"] += 1
-                found["rails_up"] += rail.state == "up"
-                found["rail_breaks"] += rail.breaks
-                found["rail_repairs"] += rail.repairs
+        with self._lock:
+            links = list(self._links.values())
+            done = Counter(dict.fromkeys(("resets", "refused", "rail_breaks", "rail_repairs"), 0))
+            for part in (self._past, *map(self._totals, links)):
+                done.update(part)
+        states = [rail.state for link in links for rail in link.rails()]
         return {
-            **found,
+            **done,
             **self._owner.counters(),
             "links": len(links),
             "nics": len(self._nics),
+            "rails": len(states),
+            "rails_up": states.count("up"),
             "bounce_slots_unused": self._arena.unused,
             "port_errors": self._repairer.port_errors,
             "nics_lost": self._repairer.fatal_errors,
