@@ -132,6 +132,7 @@ class OwnMemory:
         the location.
         """
         self._check()
+        self._offering.let_go()  # what an ended process kept of a device may be what is asked for now
         for transport in self._by_name.values():
             if transport.takes(location):
                 backing = transport.offer(location, size_bytes, how)
