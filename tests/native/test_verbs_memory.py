@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import mmap
 import os
 import resource
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.native.fake_verbs.connections import EVERYTHING, Connection, Memory
+from tests.native.fake_verbs.connections import EVERYTHING, Connection, Memory, fresh_fabric
 from tests.native.fake_verbs.fabric import WC_REMOTE_ACCESS, FakeFabric
 
 from moonpool.errors import (
@@ -36,15 +35,8 @@ PAGE = 4096
 
 @pytest.fixture
 def fabric() -> Iterator[FakeFabric]:
-    made = FakeFabric()
-    made.devices(4)
-    made.clear()
-    yield made
-    made.clear()
-    made.devices(2)
-    gc.collect()
-    assert live_objects()["regions"] == 0
-    assert made.live("regions") == 0
+    with fresh_fabric(4) as made:
+        yield made
 
 
 @pytest.fixture

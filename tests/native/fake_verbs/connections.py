@@ -1,25 +1,31 @@
-"""Two connected queue pairs over the fake, with registered memory on both sides, for tests of the binding."""
+"""Two connected queue pairs, with registered memory on both sides: over the fake, or real devices."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from tests.native.fake_verbs.fabric import LIVE, FakeFabric
 
 from moonpool.native.verbs.attributes import (
     LOCAL_WRITE,
     REMOTE_READ,
     REMOTE_WRITE,
     Completion,
+    LinkLayer,
     Route,
 )
-from moonpool.native.verbs.devices import Device, VerbsLibrary
+from moonpool.native.verbs.devices import Device, VerbsLibrary, live_objects
 from moonpool.native.verbs.memory import MemoryRegistration, register
 from moonpool.native.verbs.queue_pairs import CompletionQueue, QueuePair
+from moonpool.transport.rdma_gids import choose_gid
 
 EVERYTHING = LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE
-WAIT_S = 20.0
-ROUTED_GID = 3
+WAIT_S = 60.0
 
 
 class Memory:
@@ -40,16 +46,30 @@ class Memory:
         return ctypes.string_at(self.address, self.size)
 
 
+@contextlib.contextmanager
+def fresh_fabric(n_devices: int) -> Iterator[FakeFabric]:
+    """The fake with so many devices and no scripts; at the end, all that was made on it must be freed."""
+    fabric = FakeFabric()
+    fabric.devices(n_devices)
+    fabric.clear()
+    yield fabric
+    fabric.clear()
+    fabric.devices(2)
+    gc.collect()
+    assert not any(live_objects().values()), live_objects()
+    assert {kind: fabric.live(kind) for kind in LIVE} == dict.fromkeys(LIVE, 0)
+
+
 def route_between(own: QueuePair, peer: QueuePair, **changes: int) -> Route:
     """How `own` is connected to `peer`; packet numbers follow from the numbers of the pairs."""
-    gid = peer.device.gids(1)[ROUTED_GID].gid
+    here, there = (choose_gid(end.device.gids(1), LinkLayer.ETHERNET).entry for end in (own, peer))
     fields = {
         "local_psn": own.number + 100,
         "remote_psn": peer.number + 100,
-        "gid_index": ROUTED_GID,
+        "gid_index": here.index,
         **changes,
     }
-    return Route(remote_qp=peer.number, remote_gid=gid, **fields)
+    return Route(remote_qp=peer.number, remote_gid=there.gid, **fields)
 
 
 @dataclass
@@ -96,10 +116,10 @@ class Connection:
         self.far = End(Device(library, names[1]), size, **shape)
         self.connect()
 
-    def connect(self) -> None:
-        """INIT to RTS on both ends."""
-        self.near.pair.to_ready(route_between(self.near.pair, self.far.pair))
-        self.far.pair.to_ready(route_between(self.far.pair, self.near.pair))
+    def connect(self, **changes: int) -> None:
+        """INIT to RTS on both ends; `changes` are of the routes."""
+        self.near.pair.to_ready(route_between(self.near.pair, self.far.pair, **changes))
+        self.far.pair.to_ready(route_between(self.far.pair, self.near.pair, **changes))
 
     def post(
         self,
