@@ -22,6 +22,7 @@ LIVE: Final = 2
 #: How often, and how long, a device that somebody else may be looking at too is tried.
 _TRIES: Final = 20
 _PAUSE_S: Final = 0.02
+_open_path = os.open
 _NOT_OURS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -101,17 +102,22 @@ def _open(folder: str, name: str, device: str, flags: int, problems: list[OSErro
     """A descriptor of the device with that number, or -1 and one problem more."""
     path = f"{folder}/{name}"
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC)
+        fd = _open_path(path, flags | os.O_CLOEXEC)
     except OSError as problem:
         problems.append(problem)
         return -1
-    about = os.fstat(fd)
-    is_device = stat.S_ISBLK(about.st_mode) or stat.S_ISCHR(about.st_mode)
-    if not is_device or f"{os.major(about.st_rdev)}:{os.minor(about.st_rdev)}" != device:
+    if device_number(fd) != device:
         os.close(fd)
         problems.append(OSError(errno.ENXIO, f"{path} is not the device {device}"))
         return -1
     return fd
+
+
+def device_number(fd: int) -> str:
+    """Major and minor, with a colon between, of a device that is open; "" for anything else."""
+    about = os.fstat(fd)
+    is_device = stat.S_ISBLK(about.st_mode) or stat.S_ISCHR(about.st_mode)
+    return f"{os.major(about.st_rdev)}:{os.minor(about.st_rdev)}" if is_device else ""
 
 
 def check_unused(namespace: Namespace, folder: str = "/dev") -> None:
@@ -123,7 +129,7 @@ def check_unused(namespace: Namespace, folder: str = "/dev") -> None:
     path = f"{folder}/{namespace.block_name}"
     for last in (*[False] * (_TRIES - 1), True):
         try:
-            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+            os.close(_open_path(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
             return
         except OSError as problem:
             if problem.errno != errno.EBUSY:
