@@ -150,6 +150,7 @@ class Leader:
             "node_join": self._joins.node_join,
             "node_report": self._reports.node_report,
             "node_ack": self._node_ack,
+            "node_leave": self._joins.node_leave,
         }
         if handlers.keys() != METHODS.keys():
             raise InternalError("the method table and the handlers differ")

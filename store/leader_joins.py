@@ -243,6 +243,14 @@ class Joins:
             self._nodes.activate()
         return [core.counters.epoch]
 
+    def node_leave(self, call: Call) -> list[Any]:
+        """A node ends: what it holds is gone, and it will not come back as it was."""
+        join = call.join
+        # The connection is left to the node: closing it here would take the answer away.
+        self._nodes.end_join(join, close=False)
+        self._nodes.node_gone(self._core.state.nodes[join.node_id])
+        return [self._core.counters.epoch]
+
 
 def _offer_of(record: SegmentRecord) -> SegmentOffer:
     return SegmentOffer(

@@ -223,6 +223,14 @@ _ROWS: Final = (
         "[epoch]",
         "What the node has done; sent at least each beat_ms.",
     ),
+    Method(
+        "node_leave",
+        Caller.NODE,
+        False,
+        (),
+        "[epoch]",
+        "The node ends, and its memory with it: its places go at once, not when it has been silent for long.",
+    ),
 )
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType({row.name: row for row in _ROWS})

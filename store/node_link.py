@@ -6,6 +6,7 @@ master's wait for that. While no master answers everything goes on but this: cli
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -64,6 +65,8 @@ class MasterLink:
             connect_ms=config.connect_timeout_ms, handshake_ms=config.connect_timeout_ms
         )
         self._stop = threading.Event()
+        #: Saying goodbye: nothing is acknowledged and no master joined any more.
+        self._leaving = False
         self._client: RpcClient | None = None
         #: What kept the node from its master last; "" while it is joined.
         self.problem = "not connected yet"
@@ -82,18 +85,23 @@ class MasterLink:
             return self._active.wait_for(lambda: self._core.phase is Phase.ACTIVE, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Leaves the master and ends the thread."""
-        self._stop.set()
+        """Leaves the master and ends the thread. A master that does not answer finds out by itself."""
+        self._leaving = True
         client = self._client
         if client is not None:
+            if self._core.phase is Phase.ACTIVE:
+                with contextlib.suppress(MoonpoolError):
+                    client.call("node_leave", [], min(timeout_s, self._config.ack_timeout_ms / MS_PER_S))
+            self._stop.set()
             client.close()
+        self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         pause_ms = self._config.retry_first_ms
         failures = 0
-        while not self._stop.is_set():
+        while not (self._stop.is_set() or self._leaving):
             joins = self._core.counters["joins"]
             began = time.monotonic()
             try:
@@ -216,7 +224,7 @@ class MasterLink:
 
     def _acknowledge(self, client: RpcClient) -> None:
         with self._lock:
-            params = self._core.ack_params(boot_ms())
+            params = None if self._leaving else self._core.ack_params(boot_ms())
         if params is None:
             return
         # A master that is stopped keeps its connections open: do not wait long for one.

@@ -12,6 +12,8 @@ from simworld.workloads import WORKLOADS
 from simworld.world import World, WorldOptions
 
 ACTIVE_US = 3 * SECOND
+#: Faults when the kept seeds were found: what a seed means beside workload and fault must not change.
+_FAULTS_THEN = 12
 SEEDS_FILE = Path(__file__).resolve().parents[1] / "seeds.txt"
 
 
@@ -49,7 +51,7 @@ def world_of(
     if names is not None:
         workload = next(one for one in WORKLOADS if one.name == names[0])
         fault = next(one for one in FAULTS if one.name == names[1])
-    turn = seed // (len(WORKLOADS) * len(FAULTS))
+    turn = seed // (len(WORKLOADS) * _FAULTS_THEN)
     core = CoreOptions(
         native=turn % 2 == 1 if native is None else native, policy=("lru", "s3fifo")[turn // 2 % 2]
     )

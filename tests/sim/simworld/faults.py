@@ -39,6 +39,14 @@ def _kill_node(world: World) -> None:
         world.later(within_ms, lambda: world.restart_node(node.name))
 
 
+def _end_node(world: World) -> None:
+    """A clean end, by its own word; it comes back as a new process, perhaps at once."""
+    node = world.choose(world.living_nodes())
+    if node is not None:
+        within_ms = 3_000 if world.loop.chance.random() < 0.5 else 20
+        node.leave(lambda: world.later(within_ms, lambda: world.restart_node(node.name)))
+
+
 def _stop_node(world: World) -> None:
     node = world.choose(world.living_nodes())
     if node is not None:
@@ -244,4 +252,5 @@ FAULTS: tuple[Fault, ...] = (
         every_us_max=500 * MS,
         network=NetworkOptions(slow_share=0.05, slow_us_max=100 * MS),
     ),
+    Fault(name="goodbyes", blows=(_end_node, _end_node, _kill_node, _kill_master, _cut_node), network=_SLOW),
 )

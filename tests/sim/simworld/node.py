@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,8 @@ class Node:
         #: The key that grants are checked with, and the moment its clock began: both of one join.
         self._grants: tuple[bytes, int] = (b"", 0)
         self._wake: Future[None] = Future()
+        self._caller: Caller | None = None
+        self._leaving = False
         self._turn = process.loop.chance.randrange(len(options.masters))
         network.listen(process, self.view_endpoint, self._accept_view)
         process.spawn(self._live())
@@ -133,13 +136,28 @@ class Node:
 
     # ---- the leader -------------------------------------------------------------------------------
 
+    def leave(self, ended: Callable[[], None]) -> None:
+        """Says goodbye to the master, if there is one, and ends."""
+        if not self._leaving:
+            self._leaving = True
+            self.process.spawn(self._leave(ended))
+
+    async def _leave(self, ended: Callable[[], None]) -> None:
+        if self._caller is not None and self.core.phase is Phase.ACTIVE:
+            await self._caller.call("node_leave", [], self._options.call_timeout_ms)
+        ended()
+        # Not from within one of its own tasks.
+        self.process.loop.after(0, self.process.kill)
+
     async def _live(self) -> None:
-        while True:
+        while not self._leaving:
             self._turn += 1
             masters = self._options.masters
             caller = await dial(self.process, self._network, masters[self._turn % len(masters)])
             if caller is not None:
+                self._caller = caller
                 await self._serve(caller)
+                self._caller = None
                 caller.close()
                 self.core.lost()
             await self.process.sleep(self.process.loop.chance.randint(5 * MS, 60 * MS))
@@ -176,7 +194,7 @@ class Node:
             now_ms = self.process.clock.now_ms()
             urgent = self.core.tick(now_ms) or self.core.applied != told
             if urgent or now_ms - said_ms >= self._options.beat_ms:
-                params = self.core.ack_params(now_ms)
+                params = None if self._leaving else self.core.ack_params(now_ms)
                 if params is not None:
                     said_ms = now_ms
                     told = self.core.applied

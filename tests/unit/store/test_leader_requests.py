@@ -38,6 +38,7 @@ GOOD: dict[str, list[Any]] = {
     "node_join": ["n9", "h", b"j" * 16, "e", "v", 0, [segment_map("s", MIB, 64)]],
     "node_report": [1, 0, True, b""],
     "node_ack": [0, 0, [], []],
+    "node_leave": [],
 }
 #: Method, which parameter, and what it must not be.
 BAD: list[tuple[str, int, Any]] = [
