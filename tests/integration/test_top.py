@@ -20,6 +20,27 @@ from moonpool.cli.top import FETCH_TIMEOUT_S, Source, View, as_dict, look, split
 
 SIZE = 1 << 16
 TIMEOUT_S = 60
+FORKING = """
+import os, signal, socket, warnings
+from moonpool import Engine
+warnings.simplefilter("ignore")
+engine = Engine(metrics_address="127.0.0.1:0")
+host, _, port = engine.metrics_address.rpartition(":")
+told, tell = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(tell, b"x")
+    signal.pause()
+os.read(told, 1)
+engine.close()
+try:
+    socket.create_connection((host, int(port)), 5).close()
+    print("the child listens")
+except ConnectionRefusedError:
+    print("nobody listens")
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
 CHILD = """
 import sys, numpy
 from moonpool import Engine
@@ -99,6 +120,13 @@ def test_pages_are_off_by_default_and_a_taken_port_is_an_error() -> None:
     for wrong in ("9400", "a b:1", "host:port", "host:123456"):
         with pytest.raises(UsageError, match="metrics_address"):
             Engine(metrics_address=wrong)
+
+
+def test_a_forked_child_does_not_keep_the_port() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert ran.stdout.strip() == "nobody listens", ran.stderr
 
 
 def test_rates_of_an_engine_at_work(capsys: pytest.CaptureFixture[str]) -> None:
