@@ -112,7 +112,8 @@ def test_a_node_has_to_have_room(tmp_path: Path) -> None:
     folder = tmp_path / "node3"
     folder.mkdir()
     (folder / "meminfo").write_text(
-        "Node 3 MemTotal:       1000 kB\nNode 3 MemFree:         100 kB\nNode 3 Inactive(file):   28 kB\n"
+        "Node 3 MemTotal:       1000 kB\nNode 3 MemFree:         100 kB\nNode 3 Inactive(file):   20 kB\n"
+        "Node 3 Active(file):     18 kB\nNode 3 Dirty:             6 kB\nNode 3 Writeback:         4 kB\n"
         "Node 3 nonsense\n"
     )
     check_room_of_node(128 << 10, 3, tmp_path)

@@ -45,7 +45,9 @@ def check_room_of_node(size_bytes: int, node: int, nodes: Path = NODES) -> None:
     if "MemFree" not in about:
         return
     # File pages that nobody changed are given up for others; dirty ones and other processes' memory are not.
-    room = about["MemFree"] + about.get("Inactive(file)", 0)
+    clean = sum(about.get(name, 0) for name in ("Active(file)", "Inactive(file)"))
+    unclean = sum(about.get(name, 0) for name in ("Dirty", "Writeback"))
+    room = about["MemFree"] + max(0, clean - unclean)
     if size_bytes > room:
         raise OutOfMemory(
             f"{size_bytes} bytes were asked for on numa node {node} and {room} are available there; "
