@@ -42,13 +42,13 @@ def test_what_it_held_is_a_miss_at_once(master: Master, pool: Pool) -> None:
 def test_the_other_copy_stays_and_a_node_of_the_same_name_starts_empty(master: Master, pool: Pool) -> None:
     first = open_node(master.addresses[0], name="first", host="a")
     with closing(open_node(master.addresses[0], name="second", host="b")):
-        assert pool.put("both", b"y" * 5_000, policy=PutPolicy(replicas=2)).stored
+        assert pool.put("both", b"y" * 5_000, policy=PutPolicy(replicas=2, need_all=True)).stored
         first.close()
         for _ in range(3):
             with pool.get("both") as value:  # type: ignore[union-attr]
                 assert bytes(value) == b"y" * 5_000
         with closing(open_node(master.addresses[0], name="first", host="a")):
-            assert pool.put("new", b"z" * 5_000, policy=PutPolicy(replicas=2)).stored
+            assert pool.put("new", b"z" * 5_000, policy=PutPolicy(replicas=2, need_all=True)).stored
             with pool.get("new") as value:  # type: ignore[union-attr]
                 assert bytes(value) == b"z" * 5_000
 
