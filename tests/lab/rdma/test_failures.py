@@ -4,7 +4,7 @@ tests/lab/run.py --rdma 4 -- .venv/bin/pytest -q -s --noconftest tests/lab/rdma/
 
 A ping is a READ of 64 bytes. Both engines live in one guest. With four devices each has two of its own; a
 cable pulled at our end brings an event, one at the far end shows only by retries that are exhausted. With two
-devices each engine has both, crossed, so that every rail goes over the wire; then each cable is of both rails.
+devices each engine has both, crossed, so that every rail goes over the wire: a cable is then of both rails.
 soft-RoCE never exhausts 7 retries, so only the run with lost packets asks for so many.
 """
 
