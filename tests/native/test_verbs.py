@@ -7,6 +7,7 @@ import gc
 import os
 import select
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,6 +201,54 @@ def test_a_queue_in_use_is_not_closed(linked: Connection) -> None:
     linked.near.pair.close()
     linked.near.queue.close()
     linked.near.queue.close()
+
+
+@pytest.mark.parametrize("call", ["destroy_qp", "dereg_mr"])
+def test_what_cannot_be_freed_stays_and_is_freed_by_the_next_close(
+    fabric: FakeFabric, library: VerbsLibrary, call: str
+) -> None:
+    connection = Connection(library)
+    fabric.fail(call, errno.EBUSY)
+    with pytest.raises(ResourceError, match="busy"):
+        connection.near.device.close()
+    assert not connection.near.device.closed
+    left = "queue_pairs" if call == "destroy_qp" else "regions"
+    assert live_objects()[left] == 2
+    connection.close()
+    assert live_objects() == NONE_LIVE
+
+
+@pytest.mark.parametrize("way", ["abandon", "close", "drop"])
+def test_a_forked_child_frees_nothing_of_its_parents(
+    fabric: FakeFabric, linked: Connection, way: str
+) -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: forking with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            if way == "abandon":
+                for end in (linked.near, linked.far):
+                    end.device.abandon_after_fork()
+                left = len(os.listdir("/proc/self/fd"))
+                os._exit(0 if live_objects() == NONE_LIVE and left == fds - 4 else 1)
+            if way == "close":
+                linked.close()
+            for end in (linked.near, linked.far):
+                del end.pair, end.registration, end.queue, end.device
+            gc.collect()
+            os._exit(0 if live_objects() == NONE_LIVE else 2)
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    sent = linked.near.memory.pattern(21)
+    linked.post(1)
+    assert statuses(linked, 1) == [(1, 0)]
+    assert linked.far.memory.read() == sent
+    assert fabric.live("pairs") == 2
+    linked.near.device.abandon_after_fork()  # in the process that opened it: nothing
+    assert not linked.near.device.closed
 
 
 # Requests

@@ -11,6 +11,7 @@ cdef enum:
     LIVE_KINDS = 4
 
 cdef void count_live(int kind, int change) noexcept nogil
+cdef bint is_freed(int rc) noexcept nogil
 
 cdef class VerbsLibrary:
     cdef mp_verbs* calls        # valid for the process's life: a provider library cannot be unloaded safely
@@ -23,6 +24,7 @@ cdef class Device:
     cdef mp_verbs* calls
     cdef ibv_context* context   # NULL once closed
     cdef ibv_pd* pd
+    cdef int pid                # of the process that opened it; a forked child frees nothing
     cdef readonly str name
     cdef readonly int async_fd  # readable when an event waits
     cdef object children        # what was made on it, closed before it

@@ -8,7 +8,7 @@ import os
 import socket
 import weakref
 
-from libc.errno cimport errno
+from libc.errno cimport EIO, ENODEV, errno
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from moonpool.native.io.guard cimport mp_add32, mp_load32
@@ -25,10 +25,12 @@ from moonpool.native.verbs.ibverbs cimport (
     IBV_LINK_LAYER_ETHERNET,
     IBV_LINK_LAYER_INFINIBAND,
     IBV_ODP_SUPPORT,
+    ibv_context,
     ibv_device,
     ibv_device_attr_ex,
     ibv_gid,
     ibv_gid_entry,
+    ibv_pd,
     ibv_port_attr,
     mp_async,
     mp_async_take,
@@ -38,7 +40,7 @@ from moonpool.native.verbs.ibverbs cimport (
     mp_verbs_load,
 )
 
-from moonpool.errors import OutOfMemory, ResourceError, TransportUnavailable, UsageError
+from moonpool.errors import MoonpoolError, OutOfMemory, ResourceError, TransportUnavailable, UsageError
 from moonpool.native.verbs.attributes import (
     AsyncEvent,
     DeviceAttributes,
@@ -55,6 +57,9 @@ cdef extern from "dlfcn.h" nogil:
     const char* dlerror()
     int RTLD_NOW
     int RTLD_LOCAL
+
+cdef extern from "unistd.h" nogil:
+    int getpid()
 
 cdef extern from "endian.h" nogil:
     uint64_t be64toh(uint64_t value)
@@ -77,6 +82,11 @@ cdef str chosen_path = ""
 
 cdef void count_live(int kind, int change) noexcept nogil:
     mp_add32(&live[kind], change)
+
+
+cdef bint is_freed(int rc) noexcept nogil:
+    """True when an object is no more after a call gave this: freed, or gone with its device."""
+    return rc == 0 or rc == EIO or rc == ENODEV
 
 
 def live_objects() -> dict:
@@ -165,6 +175,7 @@ cdef class Device:
         self.calls = library.calls
         self.name = name
         self.async_fd = -1
+        self.pid = getpid()
         # Queue pairs, regions, completion queues: they are closed in this order.
         self.children = (weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet())
         with nogil:
@@ -198,19 +209,23 @@ cdef class Device:
         self.release()
 
     cdef int release(self) noexcept:
-        """Free what the device itself holds: the first errno, or 0."""
+        """Free what the device itself holds: the first errno, or 0. A forked child only forgets it."""
+        cdef ibv_context* context = self.context
+        cdef ibv_pd* pd = self.pd
+        cdef bint ours = self.pid == getpid()
         cdef int rc = 0, second
-        if self.pd != NULL:
-            with nogil:
-                rc = self.calls.dealloc_pd(self.pd)
-            self.pd = NULL
-        if self.context != NULL:
-            with nogil:
-                second = self.calls.close_device(self.context)
-            self.context = NULL
-            rc = rc if rc else second
-            count_live(LIVE_DEVICES, -1)
+        # First, so that another thread meets a closed device and not one that is being freed.
+        self.context = NULL
+        self.pd = NULL
         self.async_fd = -1
+        if context == NULL:
+            return 0
+        count_live(LIVE_DEVICES, -1)
+        if ours:
+            with nogil:
+                rc = self.calls.dealloc_pd(pd) if pd != NULL else 0
+                second = self.calls.close_device(context)
+            rc = rc if rc else second
         return rc
 
     cdef object adopt(self, object child):
@@ -224,12 +239,32 @@ cdef class Device:
 
     def close(self) -> None:
         """Closes all that was made on the device, then the device. Again: nothing. Raises what could not be freed."""
+        problems = []
         for kind in self.children:
             for child in list(kind):
-                child.close()
+                try:
+                    child.close()
+                except MoonpoolError as exc:
+                    problems.append(exc)
+        if problems:
+            raise problems[0]  # the device stays open under what could not be freed: close it again
         failure = self.release()
-        if failure and failure not in (errno_codes.EIO, errno_codes.ENODEV):
+        if not is_freed(failure):
             raise call_problem(failure, "closing the device", self.name)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child, at once: close its copies of the descriptors, which would keep the parent's objects alive.
+
+        All else of the parent's is forgotten and not freed, as by `close` and by dropping it.
+        """
+        if self.context == NULL or self.pid == getpid():
+            return
+        for queue in list(self.children[2]):
+            os.close(queue.fd)
+        os.close(self.context.async_fd)
+        if self.context.cmd_fd >= 0:
+            os.close(self.context.cmd_fd)
+        self.close()
 
     def attributes(self) -> DeviceAttributes:
         """The device's bounds."""

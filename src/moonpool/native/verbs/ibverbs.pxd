@@ -66,6 +66,7 @@ cdef extern from "infiniband/verbs.h" nogil:
         pass
     struct ibv_context:
         ibv_device* device
+        int cmd_fd
         int async_fd
         int num_comp_vectors
     struct ibv_pd:

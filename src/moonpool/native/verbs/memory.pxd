@@ -15,6 +15,7 @@ cdef struct mp_pinning:
     int32_t next          # jobs begun
     int32_t failure       # the first errno
     int32_t failed_job
+    int pid               # of the process that registered it
 
 cdef class MemoryRegistration:
     cdef object __weakref__

@@ -9,7 +9,6 @@ DEVICES_MAX: int
 DEFAULT_PLAN: RegistrationPlan
 HUGE_PAGE: int
 PAGE: int
-GONE: tuple[int, ...]
 
 def chunk_bytes_of(length: int, bound: int) -> int: ...
 def register(

@@ -4,15 +4,13 @@ Registration pins every page, which takes about a second for some ten GB, so it 
 threads over (device, chunk). When one fails, those that succeeded are undone.
 """
 
-import errno as errno_codes
-
 cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from moonpool.native.io.batch cimport mp_join_thread, mp_start_thread, pthread_t
 from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_swap_if32
-from moonpool.native.verbs.devices cimport LIVE_REGIONS, Device, count_live
+from moonpool.native.verbs.devices cimport LIVE_REGIONS, Device, count_live, is_freed
 from moonpool.native.verbs.ibverbs cimport (
     IBV_ACCESS_RELAXED_ORDERING,
     ibv_mr,
@@ -35,7 +33,9 @@ DEVICES_MAX = 64
 DEFAULT_PLAN = RegistrationPlan()
 HUGE_PAGE = 2 << 20
 PAGE = 4096
-GONE = (errno_codes.EIO, errno_codes.ENODEV)
+
+cdef extern from "unistd.h" nogil:
+    int getpid()
 
 cdef enum:
     THREADS_MAX = 32
@@ -79,16 +79,19 @@ cdef void* pin_jobs(void* context) noexcept nogil:
 
 
 cdef int unpin(mp_pinning* p) noexcept nogil:
-    """Undo what is registered: the first errno, or 0."""
+    """Undo what is registered: the first errno, or 0. What cannot be undone stays, to be tried again."""
     cdef int32_t job
-    cdef int rc, failure = 0
+    cdef int rc = 0, failure = 0
+    cdef bint ours = p.pid == getpid()
     for job in range(p.n_jobs):
         if p.regions[job] == NULL:
             continue
-        rc = p.calls[<uint32_t>job // p.range.n_chunks].dereg_mr(p.regions[job])
-        p.regions[job] = NULL
-        count_live(LIVE_REGIONS, -1)
-        if rc and not failure:
+        if ours:  # a forked child only forgets them
+            rc = p.calls[<uint32_t>job // p.range.n_chunks].dereg_mr(p.regions[job])
+        if is_freed(rc):
+            p.regions[job] = NULL
+            count_live(LIVE_REGIONS, -1)
+        elif not failure:
             failure = rc
     return failure
 
@@ -147,9 +150,9 @@ cdef class MemoryRegistration:
 
     def close(self) -> None:
         """Unpins all chunks on all devices, without the GIL. Again: nothing. The keys stay readable, but are void."""
-        self.live = False
         failure = self.release()
-        if failure and failure not in GONE:
+        self.live = not is_freed(failure)
+        if not is_freed(failure):
             raise call_problem(failure, "unregistering memory", self.devices[0].name)
 
     cdef int prepare(self, list devices, uint64_t address, uint64_t length, uint64_t chunk_bytes) except -1:
@@ -174,6 +177,7 @@ cdef class MemoryRegistration:
         raw.n_devices = <uint32_t>len(devices)
         raw.lkeys = <uint32_t*>calloc(n_jobs, sizeof(uint32_t))
         raw.rkeys = <uint32_t*>calloc(n_jobs, sizeof(uint32_t))
+        self.pinning.pid = getpid()
         self.pinning.n_jobs = <int32_t>n_jobs
         self.pinning.regions = <ibv_mr**>calloc(n_jobs, sizeof(void*))
         self.pinning.calls = <mp_verbs**>calloc(len(devices), sizeof(void*))

@@ -7,7 +7,6 @@ from moonpool.native.verbs.devices import Device
 GID_BYTES: int
 STATES: tuple[str, ...]
 ROUTE_BOUNDS: tuple[tuple[str, int], ...]
-GONE: tuple[int, ...]
 
 @final
 class CompletionQueue:

@@ -12,7 +12,13 @@ from libc.errno cimport errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from moonpool.native.io.guard cimport mp_deadline_ns
-from moonpool.native.verbs.devices cimport LIVE_COMPLETION_QUEUES, LIVE_QUEUE_PAIRS, Device, count_live
+from moonpool.native.verbs.devices cimport (
+    LIVE_COMPLETION_QUEUES,
+    LIVE_QUEUE_PAIRS,
+    Device,
+    count_live,
+    is_freed,
+)
 from moonpool.native.verbs.ibverbs cimport (
     IBV_QP_STATE,
     IBV_QPS_ERR,
@@ -21,11 +27,13 @@ from moonpool.native.verbs.ibverbs cimport (
     IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE,
     ibv_post_send,
+    ibv_qp,
     ibv_qp_attr,
     ibv_qp_init_attr,
     ibv_send_wr,
     ibv_sge,
     ibv_wc,
+    mp_cq,
     mp_cq_arm,
     mp_cq_poll,
     mp_cq_wait,
@@ -41,6 +49,9 @@ from moonpool.errors import LimitExceeded, ResourceError, UsageError
 from moonpool.native.verbs.attributes import Completion
 from moonpool.native.verbs.problems import call_problem
 
+cdef extern from "unistd.h" nogil:
+    int getpid()
+
 cdef enum:
     PIECES_MAX = 32
     POLL_MAX = 64
@@ -53,7 +64,6 @@ ROUTE_BOUNDS = (
     ("gid_index", 255), ("mtu", 5), ("traffic_class", 255), ("service_level", 15), ("hop_limit", 255), ("timeout", 31),
     ("retry_count", 7), ("rnr_retry", 7), ("min_rnr_timer", 31), ("rd_atomic", 255), ("dest_rd_atomic", 255),
 )
-GONE = (errno_codes.EIO, errno_codes.ENODEV)
 
 
 @cython.no_gc_clear
@@ -86,16 +96,23 @@ cdef class CompletionQueue:
         self.release()
 
     cdef int release(self) noexcept:
+        """Free it: 0 or an errno. What cannot be freed stays, to be tried again; a forked child only forgets it."""
+        cdef mp_cq raw = self.raw
+        cdef bint ours = self.device.pid == getpid()
         cdef int rc = 0
-        if self.raw.cq != NULL:
-            with nogil:
-                rc = self.device.calls.destroy_cq(self.raw.cq)
-            self.raw.cq = NULL
+        self.raw.cq = NULL
+        if raw.cq != NULL:
+            if ours:
+                with nogil:
+                    rc = raw.calls.destroy_cq(raw.cq)
+            if not is_freed(rc):
+                self.raw.cq = raw.cq
+                return rc
             count_live(LIVE_COMPLETION_QUEUES, -1)
-        if self.raw.channel != NULL:
+        self.raw.channel = NULL
+        if raw.channel != NULL and ours:
             with nogil:
-                self.device.calls.destroy_comp_channel(self.raw.channel)
-            self.raw.channel = NULL
+                raw.calls.destroy_comp_channel(raw.channel)
         return rc
 
     _rank = 2
@@ -105,7 +122,7 @@ cdef class CompletionQueue:
         if self.users:
             raise UsageError(f"{self.users} queue pairs still use the completion queue: close them first")
         failure = self.release()
-        if failure and failure not in GONE:
+        if not is_freed(failure):
             raise call_problem(failure, "closing a completion queue", self.device.name)
 
     cdef int check_open(self) except -1:
@@ -194,13 +211,20 @@ cdef class QueuePair:
         self.release()
 
     cdef int release(self) noexcept:
+        """Free it: 0 or an errno. What cannot be freed stays, to be tried again; a forked child only forgets it."""
+        cdef ibv_qp* raw = self.raw
         cdef int rc = 0
-        if self.raw != NULL:
+        self.raw = NULL
+        if raw == NULL:
+            return 0
+        if self.device.pid == getpid():
             with nogil:
-                rc = self.calls.destroy_qp(self.raw)
-            self.raw = NULL
-            self.queue.users -= 1
-            count_live(LIVE_QUEUE_PAIRS, -1)
+                rc = self.calls.destroy_qp(raw)
+        if not is_freed(rc):
+            self.raw = raw
+            return rc
+        self.queue.users -= 1
+        count_live(LIVE_QUEUE_PAIRS, -1)
         return rc
 
     _rank = 0
@@ -208,7 +232,7 @@ cdef class QueuePair:
     def close(self) -> None:
         """Destroys the queue pair: nothing of it can land any more when this returns. Again: nothing."""
         failure = self.release()
-        if failure and failure not in GONE:
+        if not is_freed(failure):
             raise call_problem(failure, f"destroying queue pair {self.number}", self.device.name)
 
     cdef int check_open(self) except -1:
