@@ -39,6 +39,7 @@ class RangeBook:
         with self._changed:
             self._sweep()
             reader = self._readers.setdefault(session_id, _Reader(instance))
+            reader.over_at = None  # one that was done with everything begins anew
             reader.handles[handle] = reader.handles.get(handle, False) or writes
 
     def holders(self, handle: int) -> set[int]:

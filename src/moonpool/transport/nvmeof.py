@@ -229,6 +229,7 @@ class NvmeofTransport(PlainTransport):
             if not peer.is_self:
                 params = {"handle": region.handle, "access": int(region.access)}
                 peer.request(OPEN, params).close()
+                peer.has_release = True
         except MoonpoolError as problem:
             segment.note_unreachable(region.handle, self.name, problem)
             return False

@@ -3,7 +3,7 @@
 At most DEPTH are under way at once, and the loop ends with none: what the kernel has not answered may still touch
 memory. The kernel answers a command at the latest when its own timeout has run out and its queue has been torn down, so
 that timeout is set from the batch's deadline. A command that comes back because there is no way to its namespace waits
-for one (`namespace_await`) and goes again. What memory or a range takes that does not fit the device:
+for one (`find_way`) and goes again. What memory or a range takes that does not fit the device:
 
 - READ of part of a block, or into memory that is not aligned: whole blocks into aligned memory, and a copy;
 - WRITE from such memory: the same the other way round, in whole blocks;
@@ -69,6 +69,8 @@ from moonpool.native.nvmeof.namespace cimport (
     N_DEVICE_ERRORS,
     N_LOST,
     N_REQUESTS,
+    NS_COMING_BACK,
+    NS_LIVE,
     WAY_BLOCK,
     WAY_PASSTHROUGH,
     files_give,
@@ -76,7 +78,7 @@ from moonpool.native.nvmeof.namespace cimport (
     mp_ns,
     mp_ns_files,
     mp_ns_region,
-    namespace_await,
+    namespace_look,
 )
 cdef extern from "<time.h>" nogil:
     struct timespec:
@@ -93,6 +95,7 @@ cdef enum:
     COMMAND_MS_MIN = 2000
     WAIT_NS = 100000000
     PAUSE_NS = 500000
+    LOOK_AGAIN_NS = 50000000
     AGAIN_TRIES = 12
     LOST_TRIES = 8
     INVALID_TRIES = 3
@@ -454,22 +457,38 @@ cdef void drop_ready(mp_ns_run* run, int status, mp_ns* of) noexcept nogil:
             ended(run, &run.slots[k], status)
 
 
+cdef void drop_revoked(mp_ns_run* run) noexcept nogil:
+    """Fail the slots whose region was taken back, so that who revokes it need not wait for a lost namespace."""
+    cdef uint32_t k
+    for k in range(DEPTH):
+        if run.slots[k].state == READY and is_revoked(run, run.slots[k].i):
+            ended(run, &run.slots[k], STALE_HANDLE)
+
+
 cdef void find_way(mp_ns_run* run) noexcept nogil:
-    """Nothing is under way and a namespace is lost: wait for it, or fail what goes there."""
+    """Nothing is under way and a namespace is lost: look for it once; fail what goes there after too long a time."""
     cdef mp_ns* ns = run.lost
-    cdef int status = namespace_await(ns, run.batch, run.lost_since_ns)
-    run.lost = NULL
-    if status == 0:
-        return
-    run.lost_since_ns = 0
-    drop_ready(run, status, ns)
+    cdef int state = namespace_look(ns)
+    drop_revoked(run)
+    if state == NS_LIVE or run.ready == 0:
+        run.lost = NULL
+    elif mp_now_ns() - run.lost_since_ns >= ns.away_ns:
+        run.lost = NULL
+        run.lost_since_ns = 0
+        drop_ready(run, STALLED if state == NS_COMING_BACK else PEER_GONE, ns)
+    else:
+        pause(LOOK_AGAIN_NS)
+
+
+cdef void pause(long nanoseconds) noexcept nogil:
+    cdef timespec moment
+    moment.tv_sec = 0
+    moment.tv_nsec = nanoseconds
+    nanosleep(&moment, NULL)
 
 
 cdef void run_pump(mp_ns_run* run, bint cutting) noexcept nogil:
     """Until every slot is done with; with `cutting` until every transfer is. Nothing is under way afterwards."""
-    cdef timespec pause
-    pause.tv_sec = 0
-    pause.tv_nsec = PAUSE_NS
     while True:
         if run.stop == 0:
             run.stop = batch_interrupted(run.batch)
@@ -486,6 +505,6 @@ cdef void run_pump(mp_ns_run* run, bint cutting) noexcept nogil:
         elif run.lost != NULL:
             find_way(run)
         elif run.ready:
-            nanosleep(&pause, NULL)
+            pause(PAUSE_NS)
         elif not cutting or run.i >= run.batch.n:
             return

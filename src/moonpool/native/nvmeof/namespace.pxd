@@ -1,12 +1,18 @@
 """Namespaces as the data path sees them: geometry, open devices, and how to find them again (see namespace.pyx)."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from moonpool.native.io.batch cimport mp_batch, pthread_mutex_t
+from moonpool.native.io.batch cimport pthread_mutex_t
 
 cdef enum:
     WAY_ANY = 0
     WAY_PASSTHROUGH = 1
     WAY_BLOCK = 2
+
+# Where a namespace is, as `look` says.
+cdef enum:
+    NS_GONE = 0
+    NS_COMING_BACK = 1
+    NS_LIVE = 2
 
 cdef enum:
     N_COMMANDS = 0
@@ -49,7 +55,7 @@ cdef struct mp_ns_region:
 
 cdef mp_ns_files* files_take(mp_ns* ns) noexcept nogil
 cdef void files_give(mp_ns* ns, mp_ns_files* files) noexcept nogil
-cdef int namespace_await(mp_ns* ns, mp_batch* batch, uint64_t since_ns) noexcept nogil
+cdef int namespace_look(mp_ns* ns) noexcept nogil
 
 cdef class NativeNamespace:
     cdef mp_ns* ns

@@ -8,27 +8,17 @@ namespace is now, and exchanges the pair.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from moonpool.native.io.batch cimport (
-    PEER_GONE,
-    STALLED,
-    batch_interrupted,
-    mp_batch,
     pthread_mutex_destroy,
     pthread_mutex_lock,
     pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from moonpool.native.io.guard cimport mp_count, mp_now_ns, mp_tally
+from moonpool.native.io.guard cimport mp_count, mp_tally
 from moonpool.native.disk.rings cimport BOUNCE_BYTES
 from moonpool.native.io.regions cimport EXTRA_NVMEOF
 from moonpool.native.io.segment cimport NativeSegment
 
 from moonpool.errors import OutOfMemory, UsageError
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int nanosleep(const timespec* howlong, timespec* rest)
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
@@ -40,10 +30,6 @@ cdef enum:
     PAGE = 4096
     # Nothing longer is asked for at once, so that a cancel is seen soon.
     PIECE_MAX = 524288
-    LOOK_AGAIN_NS = 50000000
-    GONE = 0
-    COMING_BACK = 1
-    LIVE = 2
 
 COUNTERS = (
     "commands", "requests", "tried_again", "ways_lost", "ways_found", "bounced", "edge_blocks", "flushes",
@@ -87,27 +73,14 @@ cdef void files_set(mp_ns* ns, mp_ns_files* files) noexcept nogil:
         files_give(ns, old)
 
 
-cdef int namespace_await(mp_ns* ns, mp_batch* batch, uint64_t since_ns) noexcept nogil:
-    """Wait until there is a way to the namespace: 0, or the status to fail with.
-
-    The bound is the batch's own, and `away_ns` from `since_ns`, when the batch first met no way.
-    """
-    cdef timespec pause
-    cdef int state, early
-    pause.tv_sec = 0
-    pause.tv_nsec = LOOK_AGAIN_NS
-    while True:
-        with gil:
-            state = (<NativeNamespace>ns.finder).find_again()
-        if state == LIVE:
-            mp_tally(&ns.counters[N_FOUND], 1)
-            return 0
-        early = batch_interrupted(batch)
-        if early:
-            return early
-        if mp_now_ns() - since_ns >= ns.away_ns:
-            return STALLED if state == COMING_BACK else PEER_GONE
-        nanosleep(&pause, NULL)
+cdef int namespace_look(mp_ns* ns) noexcept nogil:
+    """NS_LIVE with the right devices open, or why not, as sysfs shows it now."""
+    cdef int state
+    with gil:
+        state = (<NativeNamespace>ns.finder).find_again()
+    if state == NS_LIVE:
+        mp_tally(&ns.counters[N_FOUND], 1)
+    return state
 
 
 cdef class NativeNamespace:
@@ -146,11 +119,11 @@ cdef class NativeNamespace:
             free(self.ns)
 
     cdef int find_again(self):
-        """GONE, COMING_BACK or LIVE with the right devices open. Never raises."""
+        """NS_GONE, NS_COMING_BACK or NS_LIVE with the right devices open. Never raises."""
         try:
             return self.open_devices()
         except Exception:
-            return COMING_BACK  # short of descriptors, say: as good as away for now
+            return NS_COMING_BACK  # short of descriptors, say: as good as away for now
 
     def open_devices(self) -> int:
         """Ask `look` where the namespace is and take the devices that it opened; its state."""
