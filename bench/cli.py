@@ -9,18 +9,26 @@ sizes. Flags may be written with underscores or dashes.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from moonpool.bench.classes import INTENTS, Traffic, parse_classes, parse_classes_json
+from moonpool.bench.segments import KINDS
 from moonpool.bench.workload import OP_TYPES, TRANSPORTS, Options
 from moonpool.errors import MetadataUnavailable, MoonpoolError, UsageError
 from moonpool.units import GIB, MIB, parse_size
+
+if TYPE_CHECKING:
+    from moonpool import Engine
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 EXIT_FAILED: Final = 1
@@ -28,23 +36,6 @@ EXIT_USAGE: Final = 2
 EXIT_MISMATCH: Final = 3
 REDIS_SCHEMES: Final = ("redis://", "rediss://", "redis+unix://")
 DEFAULT_REDIS_URL: Final = "redis://127.0.0.1:6379"
-
-# Flags of Mooncake's tebench that have no meaning here yet, and why; giving one is an error.
-UNSUPPORTED: Final = {
-    "seg_type_mix": "only host memory can be offered",
-    "qos_classes": "there are no service classes",
-    "qos_classes_json": "there are no service classes",
-    "workload_classes_json": "there are no service classes",
-    "qos_link_capacity_gbps": "there are no service classes",
-    "qos_output_jsonl": "there are no service classes; --json prints every point",
-    "deadline_us": "there is no deadline test; --timeout bounds each transfer",
-    "deadline_tight_threads": "there is no deadline test",
-    "deadline_bw_arbitration": "there is no deadline test",
-    "local_gpu_id": "only host memory can be used",
-    "target_gpu_id": "only host memory can be used",
-    "tent_transport_hint": "use --xport_type",
-    "tent_intent_type": "there are no intents",
-}
 
 
 class SizeType(click.ParamType[int]):
@@ -75,21 +66,11 @@ def flag(name: str, **settings: Any) -> Callable[[Function], Function]:
     return click.option(*spellings, name, **settings)
 
 
-def refuse_unsupported(function: Function) -> Function:
-    """Adds the flags of UNSUPPORTED, hidden; giving one ends the command with the reason."""
-
-    def refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"--{param.name} is not supported: {UNSUPPORTED[str(param.name)]}", ctx)
-
-    for name in UNSUPPORTED:
-        function = flag(name, hidden=True, expose_value=False, callback=refuse, default=None)(function)
-    return function
-
-
 def metadata_urls(kind: str, url_list: str) -> tuple[str, ...]:
     """The URLs to try, in order; none for p2p, where a name is an address."""
     urls = tuple(url.strip() for url in url_list.split(",") if url.strip())
+    if kind not in ("p2p", "redis"):
+        raise UsageError(f"--metadata_type={kind}: names are kept in redis; use redis, or p2p with host:port")
     if kind == "p2p":
         if urls:
             raise UsageError("--metadata_url_list needs --metadata_type=redis")
@@ -99,9 +80,9 @@ def metadata_urls(kind: str, url_list: str) -> tuple[str, ...]:
     )
 
 
-def fail(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int, program: str = "tebench") -> NoReturn:
     """Ends the command with one line on standard error."""
-    click.echo(f"tebench: {message}", err=True)
+    click.echo(f"{program}: {message}", err=True)
     sys.exit(code)
 
 
@@ -109,9 +90,15 @@ def fail(message: str, code: int) -> NoReturn:
 @flag("seg_name", default="", help="Name of the local segment.")
 @flag(
     "seg_type",
-    type=click.Choice(["DRAM"], case_sensitive=False),
+    type=click.Choice(tuple(KINDS), case_sensitive=False),
     default="DRAM",
-    help="Memory of the target.",
+    help="What the target offers; give it on both sides.",
+)
+@flag("seg_type_mix", default="", help="Several, as in dram,file: threads go over them in turn.")
+@flag(
+    "seg_location",
+    default="",
+    help="Where FILE, NVME and CXL are: file:/path, nvme:/dev/ng0n1, dax:/dev/dax0.0, cxl:2, numa:0.",
 )
 @flag(
     "target_seg_name",
@@ -132,21 +119,45 @@ def fail(message: str, code: int) -> NoReturn:
 @flag("target_offset", type=SIZE, default=0, help="Where this initiator's window of the target begins.")
 @flag("target_range_size", type=SIZE, default=0, help="Size of that window; 0: to the end.")
 @flag("request_interval_us", type=float, default=0.0, help="Pacing of each thread, from start to start.")
-@flag("metadata_type", type=click.Choice(["p2p", "redis"]), default="p2p", help="How names are found.")
+@flag(
+    "metadata_type",
+    type=click.Choice(["p2p", "redis", "etcd", "http"]),
+    default="p2p",
+    help="How names are found.",
+)
 @flag("metadata_url_list", default="", help="Redis addresses, comma separated, tried in order.")
 @flag("rpc_server_port", type=click.IntRange(0, 65535), default=0, help="Port of this engine; 0: any.")
 @flag(
     "xport_type",
-    type=click.Choice(["", *TRANSPORTS]),
     default="",
-    help="The one transport allowed; empty: any.",
+    help=f"The transports allowed, comma separated; empty: the engine's. {', '.join(TRANSPORTS)}.",
 )
 @flag("backend", default="", help="Accepted for compatibility and ignored.")
 @flag("notifi", type=click.BOOL, help="Send a notification with each transfer; a target counts them.")
 @flag("timeout", type=float, default=30.0, help="Deadline of each transfer in seconds.")
 @flag("seed", type=int, default=0, help="Of the patterns of write_seed, read_verify and checks.")
+@flag("qos_classes", default="", help="name:threads:slo_us:weight[:isolated_gbps],... run at once.")
+@flag("qos_classes_json", default="", help="The same as a JSON array of objects.")
+@flag(
+    "workload_classes_json",
+    default="",
+    help="Classes with block_size, batch_size, intent_type, deadline_us; they replace the sweep.",
+)
+@flag("qos_link_capacity_gbps", type=float, default=0.0, help="GB/s of the link, for its utilisation.")
+@flag("qos_output_jsonl", default="", help="File to which a record of each point is appended.")
+@flag("deadline_us", type=float, default=0.0, help="Deadline of the first threads' operations.")
+@flag("deadline_tight_threads", type=int, default=0, help="How many threads have that deadline.")
+@flag("deadline_bw_arbitration", type=click.BOOL, help="Submitted batches go by earliest deadline.")
+@flag("local_gpu_id", type=int, default=0, help="GPU of the initiator's buffer with --seg_type=VRAM.")
+@flag("target_gpu_id", type=int, default=0, help="GPU of the target's.")
+@flag("tent_transport_hint", default="", help="The transport whose path transfers must take.")
+@flag(
+    "tent_intent_type",
+    type=click.Choice(tuple(INTENTS)),
+    default="unspec",
+    help="Submit batches with the priority of that intent.",
+)
 @flag("json", type=click.BOOL, help="One JSON object a line instead of the table.")
-@refuse_unsupported
 def command(**given: Any) -> None:
     """The command; its help is this module's own docstring."""
     if given["backend"]:
@@ -158,7 +169,7 @@ def command(**given: Any) -> None:
     from moonpool.bench.initiator import DataMismatch
 
     try:
-        run(options, as_json=given["json"])
+        run(options, as_json=given["json"], qos_file=given["qos_output_jsonl"])
     except UsageError as wrong:
         fail(f"{type(wrong).__name__}: {wrong}", EXIT_USAGE)
     except MoonpoolError as failure:
@@ -170,8 +181,12 @@ def command(**given: Any) -> None:
 def options_of(given: dict[str, Any]) -> Options:
     """The flags as checked options."""
     same = set(Options.__dataclass_fields__) & set(given)
+    hint = given["tent_transport_hint"]
     return Options(
-        **{name: given[name] for name in same},
+        **{name: given[name] for name in same - {"tent_transport_hint"}},
+        tent_transport_hint="" if hint == "unspec" else hint,
+        classes=classes_of(given),
+        is_workload=bool(given["workload_classes_json"]),
         target_seg_names=tuple(name.strip() for name in given["target_seg_name"].split(",") if name.strip()),
         duration_s=given["duration"],
         warmup_s=given["warmup"],
@@ -180,33 +195,64 @@ def options_of(given: dict[str, Any]) -> Options:
     )
 
 
-def run(options: Options, *, as_json: bool) -> None:
-    """Starts the engine in the asked role; of several metadata services the first that answers is used."""
+def classes_of(given: dict[str, Any]) -> tuple[Traffic, ...]:
+    """The classes that run at once; UsageError when they are given in more than one way."""
+    ways = [name for name in ("qos_classes", "qos_classes_json", "workload_classes_json") if given[name]]
+    if len(ways) > 1:
+        raise UsageError(f"--{ways[0]} and --{ways[1]} exclude each other")
+    if not ways:
+        return ()
+    text = given[ways[0]]
+    if ways[0] == "qos_classes":
+        return parse_classes(text)
+    return parse_classes_json(text, workload=ways[0] == "workload_classes_json")
+
+
+def run(options: Options, *, as_json: bool, qos_file: str = "") -> None:
+    """Starts the engine and plays the asked role."""
+    with start_engine(options) as engine:
+        serve(options, engine) if options.is_target else measure(options, engine, as_json, qos_file)
+
+
+def start_engine(options: Options) -> Engine:
+    """The engine; of several metadata services the first that answers is used."""
     from moonpool import Engine
     from moonpool.bench.initiator import engine_config
 
     services = options.metadata_urls or ("p2p",)
-    for number, service in enumerate(services):
-        try:
-            engine = Engine(engine_config(options, service))
-        except MetadataUnavailable:
-            if number == len(services) - 1:
-                raise
-        else:
-            with engine:
-                serve(options, engine) if options.is_target else measure(options, engine, as_json)
-            return
+    for service in services[:-1]:
+        with contextlib.suppress(MetadataUnavailable):
+            return Engine(engine_config(options, service))
+    return Engine(engine_config(options, services[-1]))
 
 
-def measure(options: Options, engine: Any, as_json: bool) -> None:
+def measure(options: Options, engine: Any, as_json: bool, qos_file: str = "") -> None:
     """Runs the initiator's sweep and prints each point as it ends."""
     from moonpool.bench import report
     from moonpool.bench.initiator import run_initiator
 
+    capacity = options.qos_link_capacity_gbps
+
+    def tell(result: report.PointResult) -> None:
+        if as_json:
+            click.echo(report.as_json(result))
+        else:
+            click.echo("\n".join((report.row(result), *report.notes(result, capacity))))
+        if qos_file and options.classes:
+            append_line(qos_file, json.dumps(report.qos_record(result, capacity)))
+
     if not as_json:
         click.echo(report.header())
-    shape = report.as_json if as_json else report.row
-    run_initiator(options, engine, lambda result: click.echo(shape(result)))
+    run_initiator(options, engine, tell)
+
+
+def append_line(file: str, line: str) -> None:
+    """Adds a line to a file; UsageError when it cannot be written."""
+    try:
+        with Path(file).open("a", encoding="utf-8") as out:
+            out.write(line + "\n")
+    except OSError as problem:
+        raise UsageError(f"--qos_output_jsonl: {problem}") from problem
 
 
 def serve(options: Options, engine: Any) -> None:
