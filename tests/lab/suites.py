@@ -33,6 +33,7 @@ class Suite:
 PYTEST = (".venv/bin/pytest", "-q", "-p", "no:cacheprovider")
 DOCTOR = (*PYTEST, "tests/lab/doctor")
 CXL = (*PYTEST, "tests/lab/cxl")
+NVMEOF = (*PYTEST, "tests/lab/nvmeof")
 
 
 def contract(ways: str) -> tuple[str, ...]:
@@ -51,6 +52,11 @@ SUITES = (
     Suite("cxl-contract-node", ("--cxl", "512", "--cxl-mode", "node"), contract("cxl-node"), 1_200),
     Suite("cxl-contract-type3", ("--cxl", "512", "--cxl-mode", "type3"), contract("cxl-dax"), 1_800),
     Suite("file-drive", ("--nvme", "256"), (*PYTEST, "tests/lab/file")),
+    Suite("nvmeof-short", ("--nvmf", "tcp"), (*NVMEOF, "-k", "goes_and_comes_back or command_line")),
+    Suite("nvmeof-tcp", ("--nvmf", "tcp"), NVMEOF, 600),
+    Suite("nvmeof-rdma", ("--nvmf", "rdma"), NVMEOF, 600),
+    Suite("nvmeof-contract-tcp", ("--nvmf", "tcp"), contract("nvmeof-*"), 1_800),
+    Suite("nvmeof-contract-rdma", ("--nvmf", "rdma"), contract("nvmeof-*"), 1_800),
     Suite("doctor-rdma", ("--rdma", "2"), DOCTOR),
     Suite("doctor-nvmf", ("--nvmf", "tcp", "--nvme", "64"), DOCTOR),
     Suite("doctor-dax", ("--cxl", "256"), DOCTOR),
