@@ -516,3 +516,26 @@ def test_geometry() -> None:
     there = NativeNamespace(1, 512, 4, 1 << 20, 33, 0, 5000, look)
     with pytest.raises(UsageError):
         NamespaceRegion(there, 100, 512, fua=False, way="auto", writable=True)
+
+
+def test_a_revoke_does_not_wait_for_a_lost_namespace(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(drive={"away_s": 600.0})
+    lose(rig, COMING_BACK)
+    seen = threading.Event()
+    inner = rig.drive.look
+
+    def look(devices: Any) -> tuple[int, Any]:
+        seen.set()
+        return inner(devices)
+
+    namespace = NativeNamespace(1, 512, 512, 1 << 16, 33, 600 * NS_PER_S, 5000, look)
+    NamespaceRegion(namespace, START, SIZE, fua=False, way="auto", writable=True).attach(rig.segment, HANDLE)
+    batch = Batch(READ, 1)
+    batch.fill([rig.address], [HANDLE], [0], [700], None, False)
+    rig.segment.bind(batch)
+    thread = threading.Thread(target=batch.drive_here)
+    thread.start()
+    assert seen.wait(20.0)
+    assert rig.segment.drop_region(HANDLE, 20.0), "the batch ended while its device was away"
+    thread.join(20.0)
+    assert list(batch.statuses()) == [Status.STALE_HANDLE]
