@@ -33,6 +33,7 @@ class Suite:
 PYTEST = (".venv/bin/pytest", "-q", "-p", "no:cacheprovider")
 DOCTOR = (*PYTEST, "tests/lab/doctor")
 CXL = (*PYTEST, "tests/lab/cxl")
+STORE = (".venv/bin/python", "tests/lab/store/places.py")
 NVMEOF = (*PYTEST, "tests/lab/nvmeof")
 
 
@@ -55,6 +56,11 @@ SUITES = (
     Suite("nvmeof-short", ("--nvmf", "tcp"), (*NVMEOF, "-k", "goes_and_comes_back or command_line")),
     Suite("nvmeof-tcp", ("--nvmf", "tcp"), NVMEOF, 600),
     Suite("nvmeof-rdma", ("--nvmf", "rdma"), NVMEOF, 600),
+    Suite(
+        "nvmeof-store",
+        ("--nvmf", "tcp"),
+        (*STORE, "--transports", "local,nvmeof,tcp", "--on", "nvme:nvme0n1", "--expect", "nvmeof"),
+    ),
     Suite("nvmeof-contract-tcp", ("--nvmf", "tcp"), contract("nvmeof-*"), 1_800),
     Suite("nvmeof-contract-rdma", ("--nvmf", "rdma"), contract("nvmeof-*"), 1_800),
     Suite("doctor-rdma", ("--rdma", "2"), DOCTOR),
