@@ -207,6 +207,10 @@ def test_memory_of_a_node_is_mapped_and_let_go() -> None:
     reached, segment = reach(FakePeer(told, [os.dup(memory.fd)]), pack_node())
     assert reached
     assert segment.problems == []
+    mapped = segment.mappings.pop(HANDLE)  # for who reads in place
+    memoryview(memory)[PAGE : PAGE + 5] = b"bytes"
+    assert bytes(memoryview(mapped)[PAGE : PAGE + 5]) == b"bytes"
+    mapped.close()
     for thing in segment.held:
         thing.close()
     memory.close()

@@ -25,7 +25,7 @@ from moonpool.errors import (
 )
 from moonpool.native.cxl.mapping import FarMapping, cache_line_kernel
 from moonpool.native.cxl.path import FarView, add_far_path, bad_memory_faults, catch_bad_memory, reach_far
-from moonpool.native.io.memory import MAPPING_BYTES_MAX, map_memory
+from moonpool.native.io.memory import MAPPING_BYTES_MAX, SharedMemory, map_memory
 from moonpool.operations import Access
 from moonpool.topology import read_topology
 from moonpool.transport import cxl_attribute, dax_device
@@ -130,7 +130,7 @@ class CxlTransport(PlainTransport):
             about = cxl_attribute.parse(published)
             if about is not None and about.length < region.size_bytes:
                 raise ProtocolError("the peer's far region is longer than the range it lies in")
-            view = self._view(peer, region, about)
+            view = self._view(peer, segment, region, about)
         except MoonpoolError as problem:
             segment.note_unreachable(region.handle, self.name, problem)
             return False
@@ -140,11 +140,13 @@ class CxlTransport(PlainTransport):
         segment.hold(region.handle, view)
         return True
 
-    def _view(self, peer: PeerSide, region: RemoteRegionSide, about: DaxRange | None) -> FarView | None:
+    def _view(
+        self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide, about: DaxRange | None
+    ) -> FarView | None:
         if peer.is_self:
             return self._own_view(region.handle)
         if peer.session.is_unix:
-            return self._passed_view(peer, region, about)
+            return self._passed_view(peer, segment, region, about)
         if about is not None and about.identity in self.config.cxl_shared:
             return self._attached_view(peer, region, about)
         return None
@@ -162,7 +164,9 @@ class CxlTransport(PlainTransport):
             )
         return FarView(region.address, region.size_bytes, None, writable=True) if region.address else None
 
-    def _passed_view(self, peer: PeerSide, region: RemoteRegionSide, about: DaxRange | None) -> FarView:
+    def _passed_view(
+        self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide, about: DaxRange | None
+    ) -> FarView:
         with peer.request("map", {"handle": region.handle, "access": int(region.access)}) as answer:
             told = answer.value if isinstance(answer.value, Mapping) else {}
             offset, size, writable = told.get("offset"), told.get("size"), told.get("writable") is True
@@ -175,7 +179,9 @@ class CxlTransport(PlainTransport):
             (fd,) = answer.take_fds()
         if about is None:
             memory = map_memory(fd, size, writable=writable)
-            return FarView(memory.address + offset, region.size_bytes, memory, writable=writable)
+            segment.mappings[region.handle] = memory  # who reads in place looks for it there
+            kept = _Kept(memory)
+            return FarView(memory.address + offset, region.size_bytes, kept, writable=writable)
         mapping = self._map_device(fd, (offset, region.size_bytes), about, writable=writable)
         return _view_of(mapping, mapping)
 
@@ -265,6 +271,18 @@ class CxlTransport(PlainTransport):
                 "attached_open": self._holders.attached_count,
                 "quarantined_open": self._holders.sweep(time.monotonic()),
             }
+
+
+@final
+class _Kept:
+    """Keeps a mapping that the segment closes by itself, until nothing copies by it any more."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory: SharedMemory | None = memory
+
+    def close(self) -> None:
+        """Let it go."""
+        self._memory = None
 
 
 @final
