@@ -31,7 +31,7 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from fabric_ways import cxl, file, nvmeof, ofi, rdma  # noqa: E402
+from fabric_ways import cuda, cxl, file, nvmeof, ofi, rdma  # noqa: E402
 from fabric_ways.far import FarBytes, Place, Way  # noqa: E402
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,6 +60,7 @@ WAYS = [
     *cxl.WAYS,
     *rdma.WAYS,
     *ofi.WAYS,
+    *cuda.WAYS,
     *nvmeof.WAYS,
 ]
 
@@ -179,6 +180,8 @@ def open_pair(way: Way, **changes: Any) -> Iterator[Pair]:
 def pytest_configure(config: pytest.Config) -> None:
     """Tells of the marker of this folder."""
     config.addinivalue_line("markers", "memory_only(why): needs memory of the target's process")
+    config.addinivalue_line("markers", "grants: needs regions that ask for grants")
+    config.addinivalue_line("markers", "refuses_devices: needs an engine without the transport cuda")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -188,7 +191,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         way = getattr(item, "callspec", None) and item.callspec.params.get("way")  # type: ignore[attr-defined]
         far = isinstance(way, Way) and not way.in_memory
-        (left_out if far and item.get_closest_marker("memory_only") else kept).append(item)
+        leave = far and item.get_closest_marker("memory_only")
+        if isinstance(way, Way) and not way.grants:
+            leave = leave or item.get_closest_marker("grants")
+        if isinstance(way, Way) and "cuda" in way.transports:
+            leave = leave or item.get_closest_marker("refuses_devices")
+        (left_out if leave else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -169,6 +169,7 @@ def test_a_buffer_of_integers_is_bytes_for_one_transfer(pair: Any) -> None:
 DEVICE_KINDS = {"cuda": 2, "managed": 13, "oneapi": 14, "ext": 12, "vulkan": 7, "rocm": 10}
 
 
+@pytest.mark.refuses_devices
 @pytest.mark.parametrize("kind", DEVICE_KINDS.values(), ids=DEVICE_KINDS)
 def test_memory_of_a_device_is_refused_by_name(pair: Any, kind: int) -> None:
     region, _ = pair.offer(4096)

@@ -132,6 +132,7 @@ def test_a_batch_shows_as_many_grants_as_it_has_transfers(pair: Any) -> None:
     )  # asked for by nobody: ignored
 
 
+@pytest.mark.grants
 def test_who_mapped_the_memory_counts_as_a_writer_until_it_closes(pair: Any, way: Any) -> None:
     region = offer_granted(pair)
     gate, instance = pair.target.gate, pair.initiator.instance
@@ -144,6 +145,7 @@ def test_who_mapped_the_memory_counts_as_a_writer_until_it_closes(pair: Any, way
     assert left == ({0} if way.to_itself else set())
 
 
+@pytest.mark.grants
 def test_settling_waits_for_what_runs(pair: Any, way: Any) -> None:
     """A batch that runs when the question comes has ended when the answer comes."""
     region = offer_granted(pair)

@@ -17,7 +17,7 @@ from moonpool.engine.fork import forget_forks, watch_forks
 from moonpool.engine.gate import Gate, open_server
 from moonpool.engine.measuring import engine_metrics
 from moonpool.engine.notifications import NOTIFY, Notification, check_message
-from moonpool.engine.offering import Offering
+from moonpool.engine.offering import Offering, table_room
 from moonpool.engine.opening import Openings, holder_alive
 from moonpool.engine.own_memory import OwnerHost, OwnMemory, device_transport
 from moonpool.engine.pages import serve_pages
@@ -56,7 +56,7 @@ class Engine(OwnMemory):
         transports = make_transports(config)
         self.transports: tuple[str, ...] = tuple(transport.name for transport in transports)
         self._by_name = {transport.name: transport for transport in transports}
-        self._table = LocalRegions(config.regions_max)
+        self._table = LocalRegions(table_room(config))
         self._offering = Offering(config, self._table, transports)
         self._server = open_server(self._table, config)
         # A batch over several lanes has a thread for each but the caller's own.

@@ -16,6 +16,7 @@ from moonpool.engine.region import KEY_BYTES, Region
 from moonpool.engine.writers import WriterBook
 from moonpool.errors import (
     AccessDenied,
+    LimitExceeded,
     MoonpoolError,
     PeerGone,
     PeerStalled,
@@ -40,6 +41,12 @@ GRANTED = 8
 UNMAPPED = 16
 #: With it: the table's address is one of a device.
 DEVICE = 32
+
+
+def table_room(config: EngineConfig) -> int:
+    """Places in a table of regions: those of users, and those that transports lend."""
+    lent = 1 + config.device_sessions_max if "cuda" in config.transports else 0
+    return config.regions_max + lent
 
 
 @final
@@ -71,6 +78,14 @@ class Offering:
         granted: bool = False,
     ) -> Region:
         """Register memory and return its region; the region keeps it in place."""
+        with self._lock:
+            live = len(self._regions) - len(self._lent)
+        if live >= self._config.regions_max:
+            raise LimitExceeded(
+                f"all {live} regions are in use: revoke some, or raise regions_max",
+                field="regions_max",
+                limit=live,
+            )
         region = self._enter(source, access, location, granted)
         with self._lock:
             self._regions[region.handle] = region
@@ -178,7 +193,8 @@ class Offering:
         shown = [region for region in self.regions if region.access]
         if session_id is not None:
             with self._lock:
-                shown += [self._regions[handle] for handle, of in self._lent.items() if of == session_id]
+                lent = [self._regions[handle] for handle, of in self._lent.items() if of == session_id]
+            return [region.describe() for region in shown] + [one.describe() | {"lent": True} for one in lent]
         return [region.describe() for region in shown]
 
     def revoke(self, handle: int, control: ControlService, server: TargetServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from moonpool.config import EngineConfig
 from moonpool.engine.control import ControlService, SessionInfo
-from moonpool.engine.offering import Offering
+from moonpool.engine.offering import Offering, table_room
 from moonpool.engine.past import PastTotals
 from moonpool.engine.peer_address import unix_name_of
 from moonpool.engine.peers import Peer
@@ -234,7 +234,9 @@ class Openings:
         peer.close(self._config.close_timeout_ms / MS_PER_S)
 
     def _add_segment(self, peer: Peer, name: str) -> Segment:
-        native = NativeSegment(self._table, self._config.regions_max, self._config.non_temporal_min_bytes)
+        # The peer may lend us a region; where in its table that lies we cannot know.
+        room = table_room(self._config)
+        native = NativeSegment(self._table, room, self._config.non_temporal_min_bytes)
         segment = Segment(peer, name, native)
         for transport in self._transports:
             segment.paths.extend(transport.connect(peer, segment))

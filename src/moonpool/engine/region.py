@@ -80,6 +80,8 @@ class RemoteRegion:
     read_key: bytes = field(repr=False)
     write_key: bytes = field(repr=False)
     attributes: Mapping[str, bytes] = field(repr=False)
+    #: Memory that the owner's transports lend this peer for their own business.
+    lent: bool = False
 
     @classmethod
     def parse(cls, about: object) -> RemoteRegion:
@@ -97,6 +99,7 @@ class RemoteRegion:
                 read_key=bytes(about["read_key"]),
                 write_key=bytes(about["write_key"]),
                 attributes=MappingProxyType(attributes),
+                lent=about.get("lent") is True,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise ProtocolError(

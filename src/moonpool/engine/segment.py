@@ -52,14 +52,15 @@ class Segment:
     @property
     def regions(self) -> list[RemoteRegion]:
         """The owner's regions as last heard of, by address."""
-        return sorted(self._regions.values(), key=lambda region: region.address)
+        shown = [region for region in self._regions.values() if not region.lent]
+        return sorted(shown, key=lambda region: region.address)
 
     def region(self, handle: int) -> RemoteRegion:
         """One region by handle; StaleHandle when it is not known (any more)."""
-        try:
-            return self._regions[handle]
-        except KeyError:
-            raise StaleHandle(region=handle, segment=self.name) from None
+        region = self._regions.get(handle)
+        if region is None or region.lent:
+            raise StaleHandle(region=handle, segment=self.name)
+        return region
 
     def adopt(self, regions: Iterable[RemoteRegion]) -> Sequence[RemoteRegion]:
         """Take a fresh description: returns the regions that are new. Those that went are made stale."""

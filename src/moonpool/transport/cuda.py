@@ -8,6 +8,7 @@ that it fills and empties for us (`cuda_serving`). See docs/transports/cuda.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from moonpool.errors import (
     MoonpoolError,
     ProtocolError,
     TransportUnavailable,
+    UnsupportedMemory,
     UnsupportedOperation,
 )
 from moonpool.native.device.path import DeviceReach, FarRegion, NearRegion, add_device_path, set_far, set_near
@@ -40,7 +42,7 @@ from moonpool.transport.base import (
     SegmentSide,
 )
 from moonpool.transport.cuda_attribute import DEVICE, SLOTS, CudaAttribute, decode, encode
-from moonpool.transport.cuda_memory import DeviceBacking, ImportedAllocation
+from moonpool.transport.cuda_memory import DeviceBacking, ImportedAllocation, unknown_memory
 from moonpool.transport.cuda_serving import SLOTS_LOCATION, DeviceServing, pin_memory
 from moonpool.transport.plain import PlainTransport
 from moonpool.units import MS_PER_S, NS_PER_MS
@@ -87,6 +89,7 @@ class CudaTransport(PlainTransport):
     """Devices of one runtime: our regions on them, and the paths to peers' memory and devices."""
 
     name = "cuda"
+    gauges = frozenset({"served_sessions", "staging_pinned", "last_error"})
     capabilities = Capabilities(
         same_process=True, same_host=True, other_hosts=True, over_unix=True, device_memory=True
     )
@@ -131,9 +134,17 @@ class CudaTransport(PlainTransport):
         return DeviceBacking(self.runtime, hold)
 
     def settle(self, hold: HeldBuffer) -> None:
-        """Wait for the stream that the array's owner works on, where it names one."""
+        """Wait for the stream that the array's owner works on, where it names one.
+
+        UnsupportedMemory when the runtime does not know the array.
+        """
+        if hold.size_bytes == 0:
+            return
+        about = self.runtime.classify(hold.address)
+        if about.kind == "host":
+            raise UnsupportedMemory(unknown_memory(self.runtime), transport="cuda")
         if hold.stream:
-            self.runtime.sync_stream(self.runtime.classify(hold.address).device, hold.stream)
+            self.runtime.sync_stream(about.device, hold.stream)
 
     # ---- of the owner --------------------------------------------------------------------------------------
 
@@ -317,14 +328,15 @@ class CudaTransport(PlainTransport):
         if self._serving is not None:
             self._serving.close(self.config.close_timeout_ms / MS_PER_S)
         stages, self._stages = self._stages, None
-        if stages is None or self._staging is None:
+        staging, self._staging = self._staging, None
+        if stages is None or staging is None:
             return
         stages.close()
         if not stages.whole:
-            _never_freed.append((stages, self._staging))
-            return
-        if self._pinned:
-            self.runtime.unpin(self._staging.address)
+            _never_freed.append((stages, staging))
+        elif self._pinned:
+            with contextlib.suppress(MoonpoolError):  # a runtime that is gone pins nothing any more
+                self.runtime.unpin(staging.address)
 
 
 def _asker_of(peer: PeerSide) -> Any:

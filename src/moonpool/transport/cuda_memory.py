@@ -10,6 +10,11 @@ from moonpool.native.device.runtime import DeviceRuntime
 from moonpool.transport.base import HeldBuffer
 
 
+def unknown_memory(runtime: DeviceRuntime) -> str:
+    """Why an array that says it is on a device is not taken."""
+    return f"the {runtime.name} runtime of the transport cuda does not know it as memory of a device"
+
+
 @final
 class DeviceBacking:
     """A device array held in place for as long as its region lives."""
@@ -17,9 +22,9 @@ class DeviceBacking:
     def __init__(self, runtime: DeviceRuntime, hold: HeldBuffer) -> None:
         about = runtime.classify(hold.address)
         if about.kind == "host":
-            raise UnsupportedMemory(f"the {runtime.name} runtime does not know it as memory of a device")
+            raise UnsupportedMemory(unknown_memory(runtime), transport="cuda")
         if about.base and hold.address + hold.size_bytes > about.base + about.size_bytes:
-            raise UnsupportedMemory("it reaches beyond its allocation on the device")
+            raise UnsupportedMemory("it reaches beyond its allocation on the device", transport="cuda")
         self._runtime = runtime
         self._hold = hold
         self.device = about.device

@@ -95,6 +95,8 @@ class Way:
     target_transports: tuple[str, ...] = ("shm", "tcp")
     on_request: str = ""
     prepare: Callable[[], None] | None = None
+    #: False when its regions cannot ask for grants.
+    grants: bool = True
 
     @property
     def transport(self) -> str:

@@ -194,6 +194,9 @@ cdef void ask_owner(mp_pump* pump, mp_window* window, int slot) noexcept nogil:
                 if number > STALLED or number == PENDING:
                     number = PROTOCOL
                 pump.batch.status[before.pieces[k].i] = <uint8_t>number
+                if number == STALE_HANDLE:
+                    region = &pump.segment.slots[<uint32_t>pump.batch.region[before.pieces[k].i]]
+                    mp_store32(&(<mp_far*>region.extra[EXTRA_CUDA]).gone, 1)
     if status and window != NULL:
         fail_window(pump, window, status)
     pump.asked = n > 0 and status == COMPLETE

@@ -19,6 +19,7 @@ cdef struct mp_far:
     int device
     int32_t failed        # the pointer was of no use: the owner serves it from then on
     int served            # the owner serves it
+    int32_t gone          # the owner, who serves it, says that it was taken back
 
 cdef struct mp_reach:
     mp_stages* stages

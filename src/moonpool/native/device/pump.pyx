@@ -79,7 +79,7 @@ cdef bint ours(mp_pump* pump, uint64_t i, int* near, int* kind, int* far) noexce
     cdef bint rdma = False
     if not path_takes(pump.path, pump.batch, i):
         return False
-    if mp_count(&region.handle) != pump.batch.region[i]:
+    if mp_count(&region.handle) != pump.batch.region[i] or (about != NULL and mp_load32(&about.gone)):
         pump.batch.status[i] = STALE_HANDLE  # taken back meanwhile: who revokes it need not wait for a long batch
         return False
     near[0] = local_device(pump, i, &rdma)
@@ -194,8 +194,9 @@ cdef void window_done(mp_pump* pump, mp_window* window) noexcept nogil:
         pump.left[piece.i] -= piece.length
         if pump.left[piece.i] == 0:
             pump.batch.status[piece.i] = COMPLETE
-            pump.carried += 1
-            pump.n_bytes += pump.batch.length[piece.i]
+            if window.remote == REMOTE_POINTER:  # else another path of the segment counts it
+                pump.carried += 1
+                pump.n_bytes += pump.batch.length[piece.i]
     window.n = 0
 
 

@@ -230,7 +230,7 @@ cdef class Serving:
         return self.slots[slot].active
 
     def close(self) -> bool:
-        """Let go of streams and events; False, and nothing done, while copies still run."""
+        """Let go of streams, events and memory; False, and nothing done, while copies still run."""
         cdef int slot
         for slot in range(SLOTS):
             if self.slots[slot].active:
@@ -239,4 +239,5 @@ cdef class Serving:
                 self.take(slot)
         with nogil:
             stage_end(self.runtime.raw, self.stage)
+        self.memory = None
         return True

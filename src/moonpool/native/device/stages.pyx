@@ -218,7 +218,7 @@ cdef class Stages:
         }
 
     def close(self) -> None:
-        """Let go of streams and events. Nobody uses a stage any more; lost ones are left as they are."""
+        """Let go of streams, events and memory. Nobody uses a stage any more; where one is lost all stays."""
         cdef mp_stage* stage
         if self.raw.lost:
             return
@@ -227,3 +227,4 @@ cdef class Stages:
             while stage != NULL:
                 stage_end(self.raw.rt, stage)
                 stage = stage.next
+        self.memory = None
