@@ -47,6 +47,8 @@ def test_the_golden_hosts_are_there() -> None:
         "broken",
         "cxl-node-without-cpus",
         "eight-gpu-two-socket",
+        "lab-dax",
+        "lab-node",
         "sriov-single-nic",
         "vm-without-numa",
     ]
