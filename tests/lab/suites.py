@@ -44,6 +44,7 @@ def contract(ways: str) -> tuple[str, ...]:
 
 SUITES = (
     Suite("rdma", ("--rdma", "2"), ("bash", "tests/lab/selftest/rdma.sh")),
+    Suite("rdma-verbs", ("--rdma", "2"), (*PYTEST, "--noconftest", "tests/lab/rdma/test_verbs_devices.py")),
     Suite("nvmf-tcp", ("--nvmf", "tcp"), ("bash", "tests/lab/selftest/nvmf.sh")),
     Suite("far-memory", ("--cxl", "256"), ("/usr/bin/python3", "tests/lab/selftest/far_memory.py")),
     Suite("cxl-dax", ("--cxl", "256"), CXL),

@@ -157,7 +157,8 @@ class RegistrationPlan:
     nobody looks at before the completion, wrong for flags that are polled. Devices without it ignore it.
     """
 
-    chunk_bytes_max: int = 1 << 40
+    #: A chunk is pinned by one thread: large ranges have several, so that more than one core pins for a NIC.
+    chunk_bytes_max: int = 8 << 30
     threads_max: int = 8
     relaxed_ordering: bool = False
 
