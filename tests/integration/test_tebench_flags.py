@@ -135,6 +135,14 @@ def test_several_transports_can_be_allowed(shared: str) -> None:
     assert row["checked_bytes"] > 0
 
 
+def test_libfabric_is_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("moonpool.native.ofi.library", reason="needs libfabric's headers at build time")
+    monkeypatch.setenv("MOONPOOL_OFI_PROVIDER", "tcp")
+    with target(BUFFER, "--xport_type=ofi,tcp") as (name, _):
+        (row,) = points(name, "--xport_type=ofi", "--check_consistency", "--op_type=mix")
+    assert row["checked_bytes"] == row["transferred_bytes"] > 0
+
+
 @pytest.mark.parametrize("op", ["read", "mix"])
 def test_a_segment_in_a_file(tmp_path: Path, op: str) -> None:
     pytest.importorskip("moonpool.native.disk", reason="needs the file transport")
