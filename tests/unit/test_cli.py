@@ -44,6 +44,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         ("nope",),
         ("version", "--nope"),
         ("topology", "--json", "--matrix"),
+        ("topology", "--distances", "--matrix"),
         ("topology", "--nic", "eth0"),
         ("topology", "--from-tree", "/nonexistent/tree.json"),
         ("topology", "--matrix", "--from-tree", TREE, "--nic", "mlx9"),
@@ -128,6 +129,10 @@ def test_a_matrix_goes_out_and_comes_in(tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is False
     assert any("mlx5_33" in line for line in told["problems"])
+    assert code_of("topology", "--distances", "--from-tree", TREE, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cuda:0"]["cuda:0"] == 0
+    assert code_of("topology", "--distances", "--from-tree", TREE) == 0
+    assert "mlx5_0" in capsys.readouterr().out
     file.write_text('{"cpu:0": 5}')
     assert code_of("topology", "--check-matrix", str(file)) == 2
 

@@ -21,6 +21,7 @@ from moonpool.topology import (
     Proximity,
     Topology,
     distance,
+    distances,
     misfits,
     parse_topology,
     priority_matrix,
@@ -212,3 +213,16 @@ def test_far_memory_prefers_the_nics_of_the_nearest_nodes() -> None:
     bare = Topology(BARE_HOST, (NumaNode(0, (0,), 1 << 30), lonely), nics=topology.nics)
     # Nobody says how far anything is; what hangs at the node itself is there all the same.
     assert priority_matrix(bare).rows["cxl:1"].preferred == ("mlx5_1",)
+
+
+@pytest.mark.parametrize("name", ["eight-gpu-two-socket", "broken", "vm-without-numa", "lab-node"])
+def test_the_table_of_distances_is_symmetric(name: str) -> None:
+    table = distances(golden(name))
+    for a, row in table.items():
+        assert row[a] == 0
+        assert all(table[b][a] == way for b, way in row.items())
+    if name == "eight-gpu-two-socket":
+        near = min(other for other in table if other.startswith("mlx5"))
+        assert table["cuda:0"][near] < table["cuda:7"][near]
+        assert table["cuda:0"]["nvme0"] < 600
+        assert len([other for other in table if other.startswith("cuda")]) == 8

@@ -32,6 +32,7 @@ TREE_BYTES_MAX: Final = 64 * 1024 * 1024
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show the host of such a file instead of this one.",
 )
+@click.option("--distances", "far", is_flag=True, help="Print how far everything is from everything.")
 @click.option(
     "--check-matrix",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -47,6 +48,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     if options["as_json"] and options["matrix"]:
         raise click.UsageError("--matrix is JSON already; give --json or --matrix, not both")
+    if options["far"] and options["matrix"]:
+        raise click.UsageError("give --distances or --matrix, not both")
     if options["nics"] and not options["matrix"]:
         raise click.UsageError("--nic chooses the NICs of --matrix; give both")
     from_tree = options["from_tree"]
@@ -58,6 +61,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         ctx.exit(check(options["check_matrix"], topology, as_json=options["as_json"]))
     if options["matrix"]:
         click.echo(priority_matrix(topology, usable_nics(topology, options["nics"])).to_json())
+    elif options["far"]:
+        show_distances(topology, as_json=options["as_json"])
     elif options["as_json"]:
         print_json(topology.to_dict())
     else:
@@ -65,6 +70,25 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         console.print(draw(topology))
         for warning in topology.warnings:
             console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def show_distances(topology: Topology, *, as_json: bool) -> None:
+    """A table of distances, nearest first in each class: see docs/topology.md for the numbers."""
+    from moonpool.topology import distances
+
+    found = distances(topology)
+    if as_json:
+        print_json(found)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in ("", *found):
+        table.add_column(Text(heading), justify="right")
+    for name, row in found.items():
+        table.add_row(Text(name), *(str(row[other]) for other in found))
+    make_console().print(table)
 
 
 def save(recorder: RecordingReader, path: Path) -> None:

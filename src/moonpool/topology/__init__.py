@@ -1,7 +1,7 @@
 """What this host is made of, and how far its parts are from each other. Only reads."""
 
 from moonpool.topology.attributes import ParseLimits
-from moonpool.topology.distance import Proximity, distance, proximity
+from moonpool.topology.distance import Proximity, distance, distances, places, proximity
 from moonpool.topology.far_memory import pool_identity
 from moonpool.topology.matrix import Preference, PriorityMatrix, misfits, priority_matrix, usable_nics
 from moonpool.topology.model import (
@@ -45,8 +45,10 @@ __all__ = [
     "SysfsReader",
     "Topology",
     "distance",
+    "distances",
     "misfits",
     "parse_topology",
+    "places",
     "pool_identity",
     "priority_matrix",
     "proximity",

@@ -64,6 +64,21 @@ def distance(topology: Topology, a: Located, b: Located) -> int:
     return int(level) * CLASS_STEP + min(detail, DETAIL_MAX)
 
 
+def places(topology: Topology) -> dict[str, Located]:
+    """Everything that has a place, by name: memory, GPUs, real NICs, NVMe controllers, CXL devices."""
+    found: dict[str, Located] = {node.location: node for node in topology.numa_nodes}
+    found |= {gpu.location or f"gpu {gpu.pci_address}": gpu for gpu in topology.gpus}
+    found |= {nic.name: nic for nic in topology.nics if not nic.virtual}
+    found |= {disk.controller: disk for disk in topology.nvmes}
+    return found | {memory.name: memory for memory in topology.cxl_memories}
+
+
+def distances(topology: Topology) -> dict[str, dict[str, int]]:
+    """The distance from each place to each, by the names of `places`; symmetric, 0 to itself."""
+    found = places(topology)
+    return {a: {b: distance(topology, found[a], found[b]) for b in found} for a in found}
+
+
 def _card(path: tuple[str, ...]) -> tuple[str, ...]:
     """The path with the last function number taken off: what all functions of one card have in common."""
     return (*path[:-1], path[-1].rpartition(".")[0])
