@@ -33,6 +33,7 @@ class Suite:
 PYTEST = (".venv/bin/pytest", "-q", "-p", "no:cacheprovider")
 DOCTOR = (*PYTEST, "tests/lab/doctor")
 CXL = (*PYTEST, "tests/lab/cxl")
+RDMA = (*PYTEST, "-s", "--noconftest", "tests/lab/rdma/test_failures.py")
 STORE = (".venv/bin/python", "tests/lab/store/places.py")
 NVMEOF = (*PYTEST, "tests/lab/nvmeof")
 
@@ -45,6 +46,15 @@ def contract(ways: str) -> tuple[str, ...]:
 SUITES = (
     Suite("rdma", ("--rdma", "2"), ("bash", "tests/lab/selftest/rdma.sh")),
     Suite("rdma-verbs", ("--rdma", "2"), (*PYTEST, "--noconftest", "tests/lab/rdma/test_verbs_devices.py")),
+    Suite("rdma-short", ("--rdma", "2"), (*RDMA, "-k", "all_rails or killed")),
+    Suite("rdma-failures", ("--rdma", "4"), RDMA, 600),
+    Suite("rdma-contract-2", ("--rdma", "2"), contract("rdma-rxe*"), 1_800),
+    Suite("rdma-contract-4", ("--rdma", "4"), contract("rdma-rxe*"), 1_800),
+    Suite(
+        "rdma-store",
+        ("--rdma", "2"),
+        (*STORE, "--transports", "local,rdma,tcp", "--expect", "rdma"),
+    ),
     Suite("nvmf-tcp", ("--nvmf", "tcp"), ("bash", "tests/lab/selftest/nvmf.sh")),
     Suite("far-memory", ("--cxl", "256"), ("/usr/bin/python3", "tests/lab/selftest/far_memory.py")),
     Suite("cxl-dax", ("--cxl", "256"), CXL),
