@@ -33,6 +33,8 @@ PATIENCE: dict[str, Any] = {
     "connect_timeout_ms": 60_000,
     "handshake_timeout_ms": 60_000,
     "stall_timeout_ms": 60_000,
+    "rdma_timeout": 17,
+    "rdma_retries": 5,
 }
 
 
