@@ -48,6 +48,12 @@ class Peer:
             self.close()
             pytest.fail(f"{words[0]} ended with {self.process.returncode}: see its error output")
 
+    def say(self) -> None:
+        """The line that ends it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def kill(self) -> None:
         """As kill -9."""
         self.process.kill()

@@ -219,14 +219,16 @@ def test_a_host_attached_to_the_same_memory_maps_its_own_device(
         writer.kill()  # without a word: its range is in quarantine
         with pytest.raises(RevokeIncomplete):
             owner.revoke(region)
-        second = owner.offer(location, align, offset=align)
-        writer = peers("hold", owner.endpoint, str(second.handle), *shared, before=other_host)
-        assert writer.process.stdin is not None
-        writer.process.stdin.write("\n")
-        writer.close()  # it closed its engine: it has let go
-        owner.revoke(second)
+        for number, goodbye in ((1, False), (2, True)):
+            again = owner.offer(location, align, offset=number * align)
+            writer = peers("hold", owner.endpoint, str(again.handle), *shared, before=other_host)
+            if goodbye:  # it closes its engine: it has let go
+                writer.say()
+                writer.close()
+            owner.revoke(again)  # who lives is asked, and lets go
+            assert owner.offer(location, align, offset=number * align).size_bytes == align
         refused = Engine(transports=BOTH, bind_host="10.98.0.1")
         with refused:
-            third = refused.offer(location, align, offset=2 * align)
+            third = refused.offer(location, align, offset=3 * align)
             holder = peers("hold", refused.endpoint, str(third.handle), "transports=tcp", before=other_host)
             assert holder.said == ["tcp"]
