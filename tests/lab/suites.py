@@ -34,7 +34,7 @@ PYTEST = (".venv/bin/pytest", "-q", "-p", "no:cacheprovider")
 DOCTOR = (*PYTEST, "tests/lab/doctor")
 CXL = (*PYTEST, "tests/lab/cxl")
 RDMA = (*PYTEST, "-s", "--noconftest", "tests/lab/rdma/test_failures.py")
-STORE = (".venv/bin/python", "tests/lab/store/places.py")
+STORE = ("env", "PYTHONPATH=.", ".venv/bin/python", "tests/lab/store/places.py")
 NVMEOF = (*PYTEST, "tests/lab/nvmeof")
 
 
