@@ -25,6 +25,7 @@ except MoonpoolError as problem:
 
 MIB = 1 << 20
 LONG = 16_384
+CYCLES = 1_000
 WAIT_S = 30.0
 #: A dead process's sockets are closed by the kernel at once; the rest is ours.
 NOTICE_S = 5.0
@@ -201,7 +202,7 @@ def test_many_connects_leave_nothing(engine: Engine, make_peer: Any, held: Any) 
         cycle()
     gc.collect()
     before, theirs = held.now(), peer.ask("facts")
-    for _ in range(200):
+    for _ in range(CYCLES):
         cycle()
     gc.collect()
     assert before.covers(held.now(), 16 * MIB)
@@ -211,7 +212,27 @@ def test_many_connects_leave_nothing(engine: Engine, make_peer: Any, held: Any) 
     assert peer.ask("counters")["ofi_peer_endpoints_open"] == 0
 
 
-def test_an_engine_that_dies_leaves_the_signals_alone() -> None:
+def test_many_killed_initiators_leave_nothing(
+    engine: Engine, make_peer: Any, held: Any, wait_until: Any
+) -> None:
+    region = engine.allocate(MIB)
+
+    def cycle() -> None:
+        peer = make_peer(**CONFIG)
+        peer.ask("open", endpoint=engine.endpoint)
+        peer.ask("work", op=int(Op.WRITE), handle=region.handle, length=MIB)
+        wait_until(lambda: peer.ask("progress")[0] > 0, "it works")
+        peer.kill()
+        wait_until(lambda: counts(engine)["ofi_peer_endpoints_open"] == 0, "its endpoint is closed")
+
+    cycle()
+    before = held.now()
+    for _ in range(5):
+        cycle()
+    wait_until(lambda: before.covers(held.now(), 16 * MIB), "nothing is left of them")
+
+
+def test_the_signals_are_left_alone() -> None:
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS)]
     with Engine(**CONFIG):
         os.kill(os.getpid(), 0)

@@ -299,9 +299,13 @@ cdef class Fabric:
             rc = fi_mr_reg(domain, start, length, rights, 0, wanted, 0, &mr, NULL)
         check(rc, f"registering {length} bytes")
         made.raw.mr = mr
-        if self.raw.mr_mode & FI_MR_ENDPOINT:
-            check(mp_ofi_bind(mr, (<OwnEnd>self.shared).raw.ep), "binding memory to the endpoint")
-            check(fi_mr_enable(mr), "enabling memory")
+        try:
+            if self.raw.mr_mode & FI_MR_ENDPOINT:
+                check(mp_ofi_bind(mr, (<OwnEnd>self.shared).raw.ep), "binding memory to the endpoint")
+                check(fi_mr_enable(mr), "enabling memory")
+        except BaseException:
+            made.close()
+            raise
         made.raw.desc = fi_mr_desc(mr)
         made.raw.key = fi_mr_key(mr)
         made.raw.base = address if self.raw.mr_mode & FI_MR_VIRT_ADDR else 0

@@ -44,6 +44,7 @@ from moonpool.native.ofi.library cimport (
     mp_ofi_open_queue,
 )
 
+import _thread
 import threading
 
 from moonpool.errors import MoonpoolError, ProtocolError, TransferTimeout
@@ -269,7 +270,10 @@ cdef class Link:
                     self.down_until_ns = mp_now_ns() + self.down_ns
                     self.down_ns = min(self.down_ns * 2, DOWN_NS_MAX)
                 return self.down_status
-        except BaseException:  # an interrupt, say: the batch ends, and the next one asks anew
+        except KeyboardInterrupt:
+            _thread.interrupt_main()  # for whoever waits for the batch, which ends first
+            return INTERNAL
+        except BaseException:
             return INTERNAL
 
     cdef int _try_renew(self) except -1:
