@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -296,3 +300,21 @@ def test_two_engines_of_different_nics(fabric: FakeFabric) -> None:
             assert [(rail.local_nic, rail.remote_nic) for rail in rails] == [(0, 0), (0, 1)]
             back = wide.initiator.open(pair.target.endpoint)
             wide.initiator.read(back, pair.region.handle, 0, bytearray(100))
+
+
+def test_a_forked_child_frees_nothing_of_its_parents(fabric: FakeFabric, pair: RdmaPair) -> None:
+    """A child that drops its copies, as at an interpreter's end, must not end the parent's queue pairs."""
+    pair.check_read(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        vars(pair).clear()
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert pair.states() == BOTH
+    pair.check_read(2)
+    pair.check_write(3)
+    assert [rail.breaks for rail in pair.rails()] == [0, 0]

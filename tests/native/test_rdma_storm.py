@@ -1,4 +1,4 @@
-"""Four threads move bytes over four NICs while a seeded storm of failures goes over them; each byte is checked.
+"""Four threads move bytes over four NICs under a seeded storm of failures; each byte is checked.
 
 A batch that was cancelled ends before anything else may use its buffer, and nothing of it lands afterwards.
 """

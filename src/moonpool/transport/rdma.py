@@ -227,6 +227,11 @@ class RdmaTransport(PlainTransport):
             done["rail_repairs"] += rail.repairs
         return done
 
+    def abandon_after_fork(self) -> None:
+        """The child's copies of the devices' descriptors go: queue pairs end with us, not with the child."""
+        for nic in self._nics:
+            nic.device.abandon_after_fork()
+
     def counters(self) -> Mapping[str, int]:
         """Links, rails, what they carried and how often they broke; and what peers hold here."""
         with self._lock:
