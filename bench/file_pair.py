@@ -37,7 +37,7 @@ from moonpool.units import KIB, MIB
 
 FLOOR: Final = 0.9
 #: Transfers in one call: enough that the end of a batch, where the queue runs dry, weighs little.
-_CALL_BYTES: Final = {4 * KIB: 4 * MIB, 1 * MIB: 64 * MIB}
+_CALL_BYTES: Final = {4 * KIB: 16 * MIB, 1 * MIB: 64 * MIB}
 _ORDERS: Final = 16
 _FIO_TIMEOUT_S: Final = 60.0
 _SEED: Final = 20_261_130
