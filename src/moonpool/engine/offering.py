@@ -278,7 +278,8 @@ class Offering:
         with self._lock:
             fds, self._read_only_fds = list(self._read_only_fds.values()), {}
             if not self._table.drain(0.0):
-                _never_freed.extend((*self._regions.values(), *self._undrained))
+                kept = (*self._regions.values(), *self._undrained, *self._unclosed.values())
+                _never_freed.extend(kept)
             else:
                 for region in (*self._regions.values(), *self._unclosed.values()):
                     if region.backing is not None:
