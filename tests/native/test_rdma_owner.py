@@ -14,7 +14,7 @@ from tests.native.rdma_pairs import MIB, RdmaPair, fake_fabric, pattern, rdma_pa
 from moonpool import Access, Engine, Op, OutOfMemory, StaleHandle, Status, TransportUnavailable
 from moonpool.errors import AccessDenied, LimitExceeded, ProtocolError
 from moonpool.native.verbs import devices
-from moonpool.transport.rdma_handshake import ANY_NIC, Offer, Rail, decode_keys, encode_offer
+from moonpool.transport.rdma_handshake import ANY_NIC, Nic, Offer, Rail, decode_keys, encode_offer
 
 EVERYBODY = None
 
@@ -84,7 +84,7 @@ def good_offer(link: int = 77, first: int = 0, n: int = 1) -> Offer:
     return Offer(link, (nic,), tuple(Rail(first + k, 0, ANY_NIC, 5 + k, 6) for k in range(n)))
 
 
-def transport_nic() -> object:
+def transport_nic() -> Nic:
     with Engine(transports=("rdma",), rdma_devices=("fake0",)) as engine:
         return transport_of(engine)._nics[0].about
 

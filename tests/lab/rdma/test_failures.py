@@ -11,6 +11,7 @@ soft-RoCE never exhausts 7 retries, so only the run with lost packets asks for s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -284,3 +285,36 @@ def test_a_killed_peer_ends_batches_and_leaves_nothing() -> None:
         child.wait(20)
         child.stdin.close()
         child.stdout.close()
+
+
+def kernel_objects() -> dict[str, int]:
+    """Queue pairs, regions, completion queues and contexts that the kernel holds, over all devices."""
+    shown = subprocess.run(
+        ["rdma", "resource", "show"], check=True, timeout=20, capture_output=True, text=True
+    )
+    words = shown.stdout.split()
+    found = dict.fromkeys(("pd", "cq", "qp", "mr", "ctx"), 0)
+    for name, count in itertools.pairwise(words):
+        if name in found:
+            found[name] += int(count)
+    return found
+
+
+def test_connections_come_and_go_and_leave_nothing() -> None:
+    """Opened, used, and cut off by the death of their session; nothing stays, by our count and the kernel's."""
+    with two_ends(MIB) as ends:
+        ends.initiator.close_segment(ends.segment)
+        transport: Any = ends.initiator._by_name["rdma"]
+        wait_until(lambda: not transport.links(), "the first link is gone")
+        before, mine = kernel_objects(), ends.mine.address
+        for turn in range(16):
+            segment = ends.initiator.open(ends.target.endpoint)
+            assert segment.paths[0].transport == "rdma"
+            batch = ends.initiator.submit(Op.READ, segment, mine, ends.region.handle, 0, MIB)
+            if turn % 2:
+                segment.peer.session.close()  # as when its process is killed
+            assert batch.wait(WAIT_S)
+            ends.initiator.close_segment(segment)
+        wait_until(lambda: not transport.links(), "all links are gone")
+        wait_until(lambda: kernel_objects() == before, f"{before} before, {kernel_objects()} after")
+        print("lab rdma: the kernel holds what it held before 16 connections:", before, flush=True)
