@@ -301,7 +301,7 @@ def kernel_objects() -> dict[str, int]:
 
 
 def test_connections_come_and_go_and_leave_nothing() -> None:
-    """Opened, used, and cut off by the death of their session; nothing stays, by our count and the kernel's."""
+    """Opened, used, and cut off by the death of their session; nothing stays, as the kernel counts."""
     with two_ends(MIB) as ends:
         ends.initiator.close_segment(ends.segment)
         transport: Any = ends.initiator._by_name["rdma"]
