@@ -13,7 +13,17 @@ from moonpool.config import EngineConfig
 from moonpool.engine.memory_room import check_room_of_node
 from moonpool.engine.placement import judge, wanted_node
 from moonpool.errors import OutOfMemory, ProtocolError, UnsupportedOperation, UsageError
-from moonpool.topology import CxlMemory, CxlRegion, DaxDevice, Host, NumaNode, Topology, pool_identity
+from moonpool.topology import (
+    CxlMemory,
+    CxlRegion,
+    DaxDevice,
+    Host,
+    NumaNode,
+    Topology,
+    pool_identity,
+    read_far_memory,
+    read_topology,
+)
 from moonpool.transport.cxl_attribute import DaxRange, pack_dax, pack_node, parse
 from moonpool.transport.cxl_holders import HolderBook
 from moonpool.transport.dax_device import FoundDevice, fit, look, tag_of
@@ -204,3 +214,10 @@ def test_who_leaves_without_a_word_is_waited_for() -> None:
     book.attached(7, 4, b"d", writes=True)
     book.session_ended(4, 200.0)
     assert book.forget(7, region, 210.0)
+
+
+def test_far_memory_alone_is_what_the_whole_topology_says() -> None:
+    whole, far = read_topology(), read_far_memory()
+    assert [dax.name for dax in far.dax_devices] == [dax.name for dax in whole.dax_devices]
+    assert far.cxl_regions == whole.cxl_regions
+    assert [memory.serial for memory in far.cxl_memories] == [memory.serial for memory in whole.cxl_memories]

@@ -19,7 +19,7 @@ from moonpool.topology.model import (
     PciDevice,
     Topology,
 )
-from moonpool.topology.parse import parse_topology, read_topology
+from moonpool.topology.parse import parse_topology, read_far_memory, read_topology
 from moonpool.topology.sysfs import LiveSysfs, MappedTree, RecordingReader, SysfsReader
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "pool_identity",
     "priority_matrix",
     "proximity",
+    "read_far_memory",
     "read_topology",
     "usable_nics",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moonpool.topology.attributes import Attributes, ParseLimits
 from moonpool.topology.far_memory import parse_cxl_memories, parse_cxl_regions, parse_dax_devices
 from moonpool.topology.memory import parse_host, parse_numa_nodes, parse_nvmes
-from moonpool.topology.model import Topology
+from moonpool.topology.model import Host, Topology
 from moonpool.topology.nics import parse_nics
 from moonpool.topology.pci import parse_gpus, parse_pci
 from moonpool.topology.sysfs import LiveSysfs, SysfsReader
@@ -37,3 +37,17 @@ def parse_topology(root: SysfsReader, limits: ParseLimits | None = None) -> Topo
 def read_topology() -> Topology:
     """The topology of the machine this runs on."""
     return parse_topology(LiveSysfs())
+
+
+def read_far_memory() -> Topology:
+    """Only the DAX devices and the CXL memory of the machine this runs on, without their places: a few reads."""
+    attributes = Attributes(LiveSysfs(), ParseLimits())
+    regions = parse_cxl_regions(attributes)
+    return Topology(
+        host=Host(None, None, None, None, False, None),
+        numa_nodes=(),
+        dax_devices=parse_dax_devices(attributes, regions),
+        cxl_memories=parse_cxl_memories(attributes, {}),
+        cxl_regions=regions,
+        warnings=tuple(attributes.warnings),
+    )

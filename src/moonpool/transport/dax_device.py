@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from moonpool.errors import ResourceError, UnsupportedOperation, UsageError
 from moonpool.native.cxl.mapping import FarMapping, lock_range
-from moonpool.topology import DaxDevice, Topology, pool_identity, read_topology
+from moonpool.topology import DaxDevice, Topology, pool_identity, read_far_memory
 from moonpool.transport.cxl_attribute import DaxRange
 from moonpool.units import format_size
 
@@ -120,7 +120,7 @@ def device_of(fd: int, named: str) -> FoundDevice:
     about = os.fstat(fd)
     if not stat.S_ISCHR(about.st_mode):
         raise UsageError(f"{named} is no DAX device but an ordinary file", field="location", value=named)
-    return look(read_topology(), (os.major(about.st_rdev), os.minor(about.st_rdev)), named)
+    return look(read_far_memory(), (os.major(about.st_rdev), os.minor(about.st_rdev)), named)
 
 
 def open_device(name: str, flags: int = os.O_RDWR) -> tuple[int, FoundDevice]:
@@ -139,7 +139,7 @@ def open_device(name: str, flags: int = os.O_RDWR) -> tuple[int, FoundDevice]:
 
 def _cannot_open(path: str, problem: OSError) -> UsageError | ResourceError:
     if problem.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-        have = ", ".join(DEV + dax.name for dax in read_topology().dax_devices) or "none"
+        have = ", ".join(DEV + dax.name for dax in read_far_memory().dax_devices) or "none"
         return UsageError(
             f"there is no DAX device {path}; this host has: {have}", field="location", value=path
         )
@@ -218,7 +218,7 @@ def attached_device(about: DaxRange) -> tuple[int, FoundDevice]:
 
     The caller owns the descriptor. UnsupportedOperation when this host has no such device.
     """
-    topology = read_topology()
+    topology = read_far_memory()
     for dax in topology.dax_devices:
         if dax.mappable and about.identity == pool_identity(dax, topology.cxl_regions, topology.cxl_memories):
             fd, found = open_device(dax.name)
