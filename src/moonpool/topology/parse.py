@@ -40,7 +40,7 @@ def read_topology() -> Topology:
 
 
 def read_far_memory() -> Topology:
-    """Only the DAX devices and the CXL memory of the machine this runs on, without their places: a few reads."""
+    """Only the DAX devices and CXL memory of the machine this runs on, without their places."""
     attributes = Attributes(LiveSysfs(), ParseLimits())
     regions = parse_cxl_regions(attributes)
     return Topology(
