@@ -131,13 +131,13 @@ def test_answers_to_commands(result: int, meaning: object) -> None:
     ("result", "meaning"),
     [
         (512, "done"),
-        (-errno.EIO, "lost"),
+        (-errno.EIO, "doubt"),
         (-errno.ENXIO, "lost"),
         (-errno.EINVAL, Status.INTERNAL),
         (-errno.EACCES, Status.ACCESS_DENIED),
         (-errno.EROFS, Status.ACCESS_DENIED),
-        (0, "lost"),  # the end of a device that was taken away
-        (-errno.ENOSPC, "lost"),
+        (0, "doubt"),  # the end of a device that was taken away
+        (-errno.ENOSPC, "doubt"),
         (-errno.EDQUOT, Status.INTERNAL),
         (-errno.EAGAIN, "again"),
     ],
@@ -147,7 +147,7 @@ def test_answers_to_requests(result: int, meaning: object) -> None:
 
 
 def test_every_answer_has_a_meaning() -> None:
-    words = {"done", "again", "lost", "elsewhere", "invalid"}
+    words = {"done", "again", "lost", "doubt", "elsewhere", "invalid"}
     for passthrough in (True, False):
         for result in (*range(-140, 0), *range(0x8000)):
             said = verdict(result, passthrough=passthrough)

@@ -18,6 +18,7 @@ cdef struct mp_ns_slot:
     uint64_t n_blocks_bytes  # so many
     uint64_t moved           # of these (a request to a block device may be short)
     uint64_t again_ns        # not before
+    uint64_t lost_ns         # when it first came back for want of a way; 0 before
     char* data
     mp_ns_region* region
     mp_ns_files* files       # while it is under way

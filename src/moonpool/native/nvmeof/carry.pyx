@@ -52,6 +52,7 @@ from moonpool.native.nvmeof.command cimport (
     MP_NVME_WRITE,
     V_AGAIN,
     V_DONE,
+    V_DOUBT,
     V_ELSEWHERE,
     V_INVALID,
     V_LOST,
@@ -97,9 +98,10 @@ cdef enum:
     PAUSE_NS = 500000
     LOOK_AGAIN_NS = 50000000
     AGAIN_TRIES = 12
-    LOST_TRIES = 8
-    INVALID_TRIES = 3
     LOST_PAUSE_MS = 20
+    LOST_PAUSE_MS_MAX = 200
+    # How long an error that may be for good is taken for one that passes, while sysfs shows a way.
+    DOUBT_NS = 2000000000
     AGAIN_MS_MAX = 256
     # Of memory that a command reads or writes by itself.
     COMMAND_ALIGN = 4
@@ -256,7 +258,7 @@ cdef bint cut(mp_ns_run* run, mp_ns_slot* slot) noexcept nogil:
 
 
 cdef void slot_ready(mp_ns_run* run, mp_ns_slot* slot) noexcept nogil:
-    slot.moved = slot.again_ns = slot.tries = 0
+    slot.moved = slot.again_ns = slot.lost_ns = slot.tries = 0
     slot.state = READY
     run.ready += 1
 
@@ -378,6 +380,14 @@ cdef void ended(mp_ns_run* run, mp_ns_slot* slot, int verdict) noexcept nogil:
     piece_ended(run, i)
 
 
+cdef bint worth_a_try(mp_ns_slot* slot, int verdict) noexcept nogil:
+    """Whether a command that came back without a way may find one: sysfs tells of a loss a moment after commands do."""
+    cdef uint64_t now = mp_now_ns()
+    if slot.lost_ns == 0:
+        slot.lost_ns = now
+    return now - slot.lost_ns < (slot.region.ns.away_ns if verdict == V_LOST else <uint64_t>DOUBT_NS)
+
+
 cdef void answered(mp_ns_run* run, mp_ns_slot* slot, int result) noexcept nogil:
     """The kernel is done with a slot's command: look at what became of it."""
     cdef mp_ns* ns = slot.region.ns
@@ -399,9 +409,9 @@ cdef void answered(mp_ns_run* run, mp_ns_slot* slot, int result) noexcept nogil:
             again(run, slot, min(<uint64_t>1 << slot.tries, <uint64_t>AGAIN_MS_MAX))
             return
         verdict = STALLED
-    elif verdict == V_LOST or verdict == V_INVALID:
-        if slot.tries < (LOST_TRIES if verdict == V_LOST else INVALID_TRIES):
-            again(run, slot, slot.tries * LOST_PAUSE_MS)
+    elif verdict == V_LOST or verdict == V_DOUBT or verdict == V_INVALID:
+        if worth_a_try(slot, verdict):
+            again(run, slot, min(slot.tries * LOST_PAUSE_MS, <uint64_t>LOST_PAUSE_MS_MAX))
             lose(run, slot)
             return
         if verdict == V_INVALID:

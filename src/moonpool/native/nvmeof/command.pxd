@@ -21,6 +21,7 @@ cdef enum:
     V_AGAIN = 100      # a shortage or a busy device: the same once more, a little later
     V_LOST = 101       # no way to the namespace at this moment: wait for one, then the same once more
     V_ELSEWHERE = 102  # this way cannot do it at all: leave it to the next one
+    V_DOUBT = 104      # the block device failed: for want of a way, or for good
     V_INVALID = 103    # the kernel took it for nonsense, which it also says of a namespace without a way
 
 cdef int command_verdict(int result) noexcept nogil

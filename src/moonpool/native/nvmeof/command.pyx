@@ -104,14 +104,14 @@ cdef int request_verdict(int result) noexcept nogil:
     """
     if result > 0:
         return V_DONE
-    return V_LOST if result == 0 or result == -ENOSPC else errno_verdict(-result, False)
+    return V_DOUBT if result == 0 or result == -ENOSPC else errno_verdict(-result, False)
 
 
 cdef int errno_verdict(int code, bint passthrough) noexcept nogil:
-    if code in (EINTR, ECANCELED, ENODEV, ENXIO, ENOLINK, ETIMEDOUT, EREMOTEIO):
+    if code in (EINTR, ECANCELED, ENODEV, ENXIO, ENOLINK, ETIMEDOUT):
         return V_LOST
-    if code == EIO:
-        return V_LOST  # without a way, or a block that cannot be read: the namespace's state tells
+    if code == EIO or code == EREMOTEIO:
+        return V_DOUBT  # without a way, or a block that cannot be read: time tells
     if code == EINVAL:
         return V_INVALID if passthrough else INTERNAL
     if code in (EAGAIN, EBUSY, ENOMEM):
@@ -129,7 +129,9 @@ cdef int errno_verdict(int code, bint passthrough) noexcept nogil:
     return INTERNAL
 
 
-VERDICTS = {V_DONE: "done", V_AGAIN: "again", V_LOST: "lost", V_ELSEWHERE: "elsewhere", V_INVALID: "invalid"}
+VERDICTS = {
+    V_DONE: "done", V_AGAIN: "again", V_LOST: "lost", V_DOUBT: "doubt", V_ELSEWHERE: "elsewhere", V_INVALID: "invalid"
+}
 
 
 def verdict(int result, *, bint passthrough) -> str | int:
