@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.native.fake_verbs.fabric import LIVE, FakeFabric
 
@@ -63,7 +64,7 @@ def fresh_fabric(n_devices: int) -> Iterator[FakeFabric]:
 def route_between(own: QueuePair, peer: QueuePair, **changes: int) -> Route:
     """How `own` is connected to `peer`; packet numbers follow from the numbers of the pairs."""
     here, there = (choose_gid(end.device.gids(1), LinkLayer.ETHERNET).entry for end in (own, peer))
-    fields = {
+    fields: dict[str, Any] = {
         "local_psn": own.number + 100,
         "remote_psn": peer.number + 100,
         "gid_index": here.index,

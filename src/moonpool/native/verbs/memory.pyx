@@ -12,7 +12,9 @@ from moonpool.native.io.batch cimport mp_join_thread, mp_start_thread, pthread_t
 from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_swap_if32
 from moonpool.native.verbs.devices cimport LIVE_REGIONS, Device, count_live, is_freed
 from moonpool.native.verbs.ibverbs cimport (
+    IBV_ACCESS_LOCAL_WRITE,
     IBV_ACCESS_RELAXED_ORDERING,
+    IBV_ACCESS_REMOTE_WRITE,
     ibv_mr,
     ibv_pd,
     mp_chunk_room,
@@ -24,7 +26,7 @@ from moonpool.native.verbs.ibverbs cimport (
 )
 
 from moonpool.errors import LimitExceeded, OutOfMemory, UnsupportedOperation, UsageError
-from moonpool.native.verbs.attributes import LOCAL_WRITE, REMOTE_WRITE, RegistrationPlan
+from moonpool.native.verbs.attributes import RegistrationPlan
 from moonpool.native.verbs.problems import call_problem, registration_problem
 
 # Regions of one registration, over all devices.
@@ -263,7 +265,7 @@ cdef MemoryRegistration prepared(devices, uint64_t address, uint64_t length, uns
         raise UsageError(f"memory is registered on 1 to {DEVICES_MAX} devices; {len(members)} were given")
     if length == 0 or address + length < address:
         raise UsageError("memory to register has at least one byte", address=address, length_bytes=length)
-    if access & <unsigned int>REMOTE_WRITE and not access & <unsigned int>LOCAL_WRITE:
+    if access & IBV_ACCESS_REMOTE_WRITE and not access & IBV_ACCESS_LOCAL_WRITE:
         raise UsageError("REMOTE_WRITE needs LOCAL_WRITE too")
     bound = plan.chunk_bytes_max
     for device in members:
