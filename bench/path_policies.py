@@ -58,7 +58,10 @@ class Policy(Protocol):
 
 
 class LeastCompletion:
-    """Ours: the native core of `moonpool.native.paths.rails` itself."""
+    """Ours: the native core of `moonpool.native.paths.rails` itself.
+
+    Transfers that are under way at once take turns, as the threads of their callers do in an engine.
+    """
 
     def __init__(self, plans: Sequence[RailPlan], seed: int) -> None:
         del seed  # it throws no dice
@@ -74,7 +77,7 @@ class LeastCompletion:
         self._backlog += n_bytes
 
     def take(self, now_ns: int) -> Piece | None:
-        """As much of the first transfer as a rail should take now."""
+        """As much of the transfer whose turn it is as a rail should take now."""
         if not self._waiting:
             return None
         first = self._waiting[0]
@@ -82,10 +85,9 @@ class LeastCompletion:
         if rail < 0:
             return None
         self._backlog -= n_bytes
-        if n_bytes == first.n_bytes:
-            self._waiting.popleft()
-        else:
-            self._waiting[0] = Piece(first.transfer, first.n_bytes - n_bytes, tries=first.tries)
+        self._waiting.popleft()
+        if n_bytes < first.n_bytes:
+            self._waiting.append(Piece(first.transfer, first.n_bytes - n_bytes, tries=first.tries))
         return Piece(first.transfer, n_bytes, rail, first.tries)
 
     def ended(self, piece: Piece, ok: bool, now_ns: int) -> None:

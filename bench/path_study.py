@@ -25,6 +25,7 @@ from moonpool.errors import UsageError
 OVER_TIME: Final = ("repeated", "arrivals")
 #: Those in which everything is there at the start, so that the makespan has an optimum.
 AT_ONCE: Final = tuple(name for name in SCENARIOS if name not in OVER_TIME)
+_TICKS: Final = (1, 1.1, 1.2, 1.5, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,12 @@ def _draw_makespans(axes: Any, cells: list[Cell]) -> None:
         axes.bar(at, middle, width, label=policy, yerr=[low, high], error_kw={"lw": 0.8})
     axes.axhline(1.0, color="black", lw=0.8)
     axes.set_xticks(range(len(AT_ONCE)), AT_ONCE)
-    axes.set(ylim=(0.9, None), yscale="log", ylabel="makespan / fluid optimum (median, range)")
-    axes.legend()
+    axes.set(ylim=(0.95, 4.2), yscale="log", ylabel="makespan / fluid optimum (median, range)")
+    axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    axes.minorticks_off()
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(loc="upper right")
 
 
 @click.command()

@@ -1,9 +1,9 @@
-from typing import Any, final
+from typing import Any, Self, final
 
 @final
 class Rails:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         data_probes: bool = False,
         slice_min_bytes: int | None = None,
@@ -11,7 +11,7 @@ class Rails:
         depth_ns: int | None = None,
         pause_min_ns: int | None = None,
         pause_max_ns: int | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def add(self, bytes_per_s: int, latency_ns: int, *, penalty: float = 1.0, slots: int = 64) -> int: ...
     def choose(self, n_bytes: int, backlog: int, now_ns: int, allowed: int = 0xFFFFFFFF) -> int: ...
     def next(self, left: int, backlog: int, now_ns: int, allowed: int = 0xFFFFFFFF) -> tuple[int, int]: ...

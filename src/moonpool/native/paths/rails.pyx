@@ -511,8 +511,8 @@ cdef uint32_t rails_usable(mp_rails* rails) noexcept nogil:
 cdef class Rails:
     """The same for Python: simulators, studies and tests. Not thread-safe; numbers are unsigned 64-bit."""
 
-    def __init__(self, *, bint data_probes=False, slice_min_bytes=None, slice_max_bytes=None, depth_ns=None,
-                 pause_min_ns=None, pause_max_ns=None):
+    def __cinit__(self, *, bint data_probes=False, slice_min_bytes=None, slice_max_bytes=None, depth_ns=None,
+                  pause_min_ns=None, pause_max_ns=None):
         rails_init(&self.raw, RAILS_DATA_PROBES if data_probes else 0)
         if slice_min_bytes is not None:
             self.raw.slice_min_bytes = slice_min_bytes
