@@ -307,6 +307,7 @@ class FileTransport(PlainTransport):
                 found.memory_block_bytes,
                 writes,
                 bool(about.flags & FileFlag.DURABLE),
+                found.is_device,
             )
         except BaseException:
             close_all(fd, edge_fd)

@@ -20,6 +20,7 @@ class Disk:
         memory_block: int,
         writable: bool,
         durable: bool = ...,
+        is_device: bool = ...,
     ) -> Self: ...
     @property
     def closed(self) -> bool: ...

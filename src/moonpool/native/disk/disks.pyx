@@ -61,7 +61,7 @@ cdef class Disk:
     """
 
     def __cinit__(self, DiskRings rings not None, int fd, int edge_fd, uint64_t start, uint32_t block,
-                  uint32_t memory_block, bint writable, bint durable=False):
+                  uint32_t memory_block, bint writable, bint durable=False, bint is_device=False):
         global next_serial
         self.closed = True
         if fd < 0 and edge_fd < 0:
@@ -78,6 +78,7 @@ cdef class Disk:
         self.raw.memory_block = memory_block if fd >= 0 else 1
         self.raw.piece_bytes = PIECE_BYTES
         self.raw.writable = writable
+        self.raw.is_device = is_device
         self.raw.write_flags = RWF_DSYNC if durable else 0
         self.closed = False
 

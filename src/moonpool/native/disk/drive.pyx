@@ -111,6 +111,14 @@ from moonpool.native.io.segment cimport mp_path, mp_path_record, mp_remote_regio
 cdef extern from "errno.h" nogil:
     int EBUSY, ECANCELED, ENOMEDIUM, ENOTBLK, EOPNOTSUPP, EREMOTEIO, ESHUTDOWN, ESTALE, ETIME, ETXTBSY
 
+cdef extern from *:
+    """
+    #include <linux/fs.h>
+    #include <sys/ioctl.h>
+    """
+    unsigned long BLKGETSIZE64
+    int ioctl(int fd, unsigned long request, ...) nogil
+
 cdef extern from "unistd.h" nogil:
     int usleep(unsigned int microseconds)
 
@@ -141,10 +149,25 @@ cdef struct mp_run:              # one batch on its way
     uint32_t stopped             # a status: nothing is cut any more
 
 
-cdef int status_of(mp_run* run, int error) noexcept nogil:
-    """The status of a failed I/O, counted by its kind."""
+cdef bint is_gone(mp_io* io) noexcept nogil:
+    """True when an I/O met the end of a block device, which the kernel makes empty when it is taken away."""
+    cdef uint64_t size = 0
+    if not io.disk.is_device:
+        return False
+    return ioctl(io.disk.edge_fd if io.disk.edge_fd >= 0 else io.disk.fd, BLKGETSIZE64, &size) != 0 or (
+        size < io.at + io.want
+    )
+
+
+cdef int status_of(mp_run* run, mp_io* io, int error) noexcept nogil:
+    """The status of a failed I/O, counted by its kind; 0 is the end of the file."""
     cdef uint64_t* counters = &run.pool.counters[0]
-    if error in (ENOSPC, EDQUOT, EFBIG):
+    if error in (0, ENOSPC) and is_gone(io):
+        error = ENODEV
+    if error == 0 and run.batch.op == OP_READ:
+        mp_tally(&counters[ERRORS_END], 1)
+        return OUT_OF_RANGE
+    if error in (0, ENOSPC, EDQUOT, EFBIG):
         mp_tally(&counters[ERRORS_SPACE], 1)
         return NO_MEMORY
     if error in (EROFS, EACCES, EPERM, EBADF, ETXTBSY):
@@ -415,10 +438,6 @@ cdef bint goes_on(mp_run* run, mp_io* io, int64_t moved) noexcept nogil:
                 return False
             io.by_edge = 1
         return not run.stopped
-    if moved == 0:
-        mp_tally(&run.pool.counters[ERRORS_END], 1)
-        fail_work(run, io.work, OUT_OF_RANGE if run.batch.op == OP_READ else NO_MEMORY)
-        return False
     if moved == -EAGAIN or moved == -EINTR:
         mp_tally(&run.pool.counters[IOS_AGAIN], 1)
         return not run.stopped
@@ -436,7 +455,7 @@ cdef bint goes_on(mp_run* run, mp_io* io, int64_t moved) noexcept nogil:
         mp_tally(&run.pool.counters[DIRECT_REFUSED], 1)
         io.by_edge = 1
         return not run.stopped
-    fail_work(run, io.work, status_of(run, <int>-moved))
+    fail_work(run, io.work, status_of(run, io, <int>-moved))
     return False
 
 

@@ -45,6 +45,7 @@ cdef struct mp_disk:            # a file or device, or a part of one, as the loo
     uint32_t memory_block       # of addresses on fd: a power of two
     uint32_t piece_bytes        # longest I/O, a multiple of block
     uint32_t writable
+    uint32_t is_device          # a block device: it ends early only when it is gone
     int32_t write_flags         # RWF_* of each WRITE
     int32_t buffered            # set once fd refused: everything goes by edge_fd then
     uint32_t dirty              # written since it was last made durable
