@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from typing import Any
 
 import pytest
@@ -295,3 +297,40 @@ def test_there_are_four_classes(make_pool: Any, idle: Any, of: int) -> None:
         pool.counts(of)
     with pytest.raises(UsageError, match="capped"):
         WorkerPool(0, 1, caps=[(3, 1)])
+
+
+def test_every_batch_ends_once_whoever_drives_it(make_pool: Any, idle: Any, tools: Any) -> None:
+    """Threads submit to all classes, some of them capped, while waiters take over, cancel and walk away."""
+    pool = make_pool(2, 4_096, head_start_ns=10**6, caps=[(LOW, 1 << 20), (NORMAL, 1 << 24)])
+    batches: list[Any] = []
+    lock = threading.Lock()
+
+    def work(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(60):
+            batch = idle.new()
+            if dice.random() < 0.2:
+                batch.set_timeout(dice.choice([0.0, 0.001, 0.01]))
+            pool.submit(batch, dice.randrange(4))
+            with lock:
+                batches.append(batch)
+            what = dice.random()
+            if what < 0.3:
+                assert batch.wait()
+            elif what < 0.6:
+                batch.cancel()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
+    pool.close()
+    assert len(batches) == 240
+    assert all(batch.done for batch in batches)
+    assert {batch.worst for batch in batches} <= {Status.COMPLETE, Status.CANCELLED, Status.TIMED_OUT}
+    found = [pool.counts(of) for of in range(4)]
+    assert sum(one["submitted"] for one in found) == 240
+    assert all(one["submitted"] == one["started"] + one["gone"] for one in found)
+    assert pool.queued == 0
