@@ -173,7 +173,9 @@ class HeldBuffer(Protocol):
     @property
     def stream(self) -> int: ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Lets the array go."""
+        ...
 
 
 @runtime_checkable
