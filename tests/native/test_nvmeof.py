@@ -450,11 +450,11 @@ def test_edges_are_left_to_the_owner(make_rig: Callable[..., Rig]) -> None:
 
 
 def test_what_the_owner_says_of_an_edge_is_the_transfers_status(make_rig: Callable[..., Rig]) -> None:
-    answers: list[Any] = [[0, Status.ACCESS_DENIED], PeerStalled(), ValueError("no"), [0]]
+    answers: list[Any] = [[0, Status.ACCESS_DENIED], PeerStalled(), ValueError("no"), SystemExit(), [0]]
 
     def ask(_handle: int, _pieces: list[tuple[int, bytes]], _timeout_s: float) -> list[int]:
         answer = answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         said: list[int] = answer
         return said
@@ -463,7 +463,24 @@ def test_what_the_owner_says_of_an_edge_is_the_transfers_status(make_rig: Callab
     assert rig.run(WRITE, [0, 0], [0, 600], [10, 10]) == [0, Status.ACCESS_DENIED]
     assert rig.run(WRITE, [0, 0], [0, 512], [10, 512]) == [Status.STALLED, 0]
     assert rig.run(WRITE, [0], [0], [10]) == [Status.INTERNAL]
+    assert rig.run(WRITE, [0], [0], [10]) == [Status.INTERNAL]
     assert rig.run(WRITE, [0], [0], [10]) == [Status.COMPLETE]
+
+
+def test_an_interrupt_while_the_owner_is_asked_ends_the_batch_and_is_raised(
+    make_rig: Callable[..., Rig],
+) -> None:
+    def ask(_handle: int, _pieces: list[tuple[int, bytes]], _timeout_s: float) -> list[int]:
+        raise KeyboardInterrupt
+
+    rig = make_rig(ask=ask)
+
+    def write_then_read() -> list[int]:
+        return rig.run(WRITE, [0], [0], [10]) + rig.run(READ, [0], [0], [10])
+
+    with pytest.raises(KeyboardInterrupt):
+        write_then_read()
+    assert rig.segment.users == 0
 
 
 def test_neighbours_in_one_block_lose_nothing(make_rig: Callable[..., Rig]) -> None:

@@ -5,6 +5,7 @@ it back when the kernel has answered. When a way is lost, whoever noticed asks `
 namespace is now, and exchanges the pair.
 """
 
+from cpython.exc cimport PyErr_SetInterrupt
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from moonpool.native.io.batch cimport (
@@ -122,7 +123,10 @@ cdef class NativeNamespace:
         """NS_GONE, NS_COMING_BACK or NS_LIVE with the right devices open. Never raises."""
         try:
             return self.open_devices()
-        except Exception:
+        except KeyboardInterrupt:
+            PyErr_SetInterrupt()  # for whoever waits for this batch: nothing can be raised from here
+            return NS_COMING_BACK
+        except BaseException:
             return NS_COMING_BACK  # short of descriptors, say: as good as away for now
 
     def open_devices(self) -> int:

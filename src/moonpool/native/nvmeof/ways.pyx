@@ -6,10 +6,12 @@ owner on their control session, after everything else of the batch; the owner wr
 one block never lose bytes to each other, on whatever hosts their writers run.
 """
 
+from cpython.exc cimport PyErr_SetInterrupt
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 from moonpool.native.disk.rings cimport DiskRings, mp_ring_pool, pool_give, pool_take
 from moonpool.native.io.batch cimport (
+    CANCELLED,
     COMPLETE,
     INTERNAL,
     NO_MEMORY,
@@ -157,7 +159,10 @@ cdef uint64_t ask_some(mp_ns_run* run, uint64_t k) noexcept:
         verdicts = (<object>run.edges)(handle, pieces, timeout_s) if pieces else []
     except MoonpoolError as problem:
         wrong = int(status_of(problem))
-    except Exception:
+    except KeyboardInterrupt:
+        wrong = CANCELLED
+        PyErr_SetInterrupt()  # for whoever waits for this batch: nothing can be raised from here
+    except BaseException:
         wrong = INTERNAL
     for at, which in enumerate(asked):
         said = wrong if verdicts is None else verdicts[at]
