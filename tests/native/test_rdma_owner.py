@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 from collections.abc import Iterator
 
@@ -237,3 +238,46 @@ def test_a_batch_of_every_kind_has_its_statuses(pair: RdmaPair) -> None:
     assert batch.digests is not None
     assert batch.digests[:40] == again.digests
     assert len({digests[0] for digests in batch.digests[:40]}) == 40
+
+
+class DeviceMemory:
+    """What stands for memory of a GPU: bytes behind a descriptor, at an address that no CPU may touch."""
+
+    def __init__(self, device_address: int, size_bytes: int) -> None:
+        self.address, self.device_address = 0, device_address
+        self.size_bytes, self.writable, self.location = size_bytes, True, "cuda:0"
+        self._fd = os.memfd_create("device memory")
+        os.ftruncate(self._fd, size_bytes + 4096)
+
+    def dma_buf(self) -> tuple[int, int]:
+        return os.dup(self._fd), 4096
+
+    def load(self) -> bytes:
+        return os.pread(self._fd, self.size_bytes, 4096)
+
+    def store(self, data: bytes) -> None:
+        os.pwrite(self._fd, data, 4096)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def test_memory_of_devices_goes_straight_to_memory_of_devices(pair: RdmaPair) -> None:
+    there, here = DeviceMemory(0x7100_0000_0000, MIB), DeviceMemory(0x7200_0000_0000, MIB)
+    far = pair.target._offering.add(there, Access.READ_WRITE, there.location)
+    pair.initiator._offering.add(here, Access.NONE, here.location)
+    pair.initiator.refresh(pair.segment)
+    content = pattern(MIB, 3).tobytes()
+    there.store(content)
+    pair.initiator.read(pair.segment, far.handle, 0, here.device_address, MIB)
+    assert here.load() == content
+    # Host to device, and back from an unregistered buffer's point of view.
+    pair.initiator.write(pair.segment, far.handle, 100, pattern(5_000, 4))
+    assert there.load()[100:5_100] == pattern(5_000, 4).tobytes()
+    pair.initiator.write(pair.segment, pair.region.handle, 0, here.device_address, MIB)
+    assert pair.content[:MIB].tobytes() == content
+    # A digest would need the CPU: then the path leaves it to others, of which there are none.
+    batch = pair.initiator.transfer(
+        Op.READ, pair.segment, here.device_address, far.handle, 0, 4096, digest=True, check=False
+    )
+    assert list(batch.status) == [Status.UNSUPPORTED]

@@ -22,7 +22,7 @@ from moonpool.errors import (
     UnsupportedOperation,
 )
 from moonpool.native.io.memory import create_memory
-from moonpool.native.verbs.attributes import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE
+from moonpool.native.verbs.attributes import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, RegistrationPlan
 from moonpool.native.verbs.devices import Device
 from moonpool.native.verbs.memory import MemoryRegistration, register, register_dmabuf
 from moonpool.native.verbs.queue_pairs import CompletionQueue, QueuePair
@@ -47,6 +47,8 @@ from moonpool.transport.rdma_nics import OwnNic, devices_of, route_to
 #: Completions of our ends of peers' queue pairs: they post nothing, so there are none.
 _QUEUE_DEPTH: Final = 16
 _MARK_BYTES: Final = 4096
+#: Nobody looks at a region's bytes before a completion, which a READ of the (strictly ordered) mark precedes.
+_PLAN: Final = RegistrationPlan(relaxed_ordering=True)
 #: Queue pairs that one session may have: all its rails, and as many that are being replaced.
 _PAIRS_MAX: Final = 2 * RAILS_MAX
 
@@ -104,12 +106,12 @@ class OwnerSide:
         if not region.address:
             return None
         try:
-            return register(devices, region.address, region.size_bytes, remote | LOCAL_WRITE)
+            return register(devices, region.address, region.size_bytes, remote | LOCAL_WRITE, _PLAN)
         except UnsupportedMemory:
             if access & Access.WRITE:
                 raise
             # Pages that this process may not write either: a NIC reads them all the same.
-            return register(devices, region.address, region.size_bytes, remote)
+            return register(devices, region.address, region.size_bytes, remote, _PLAN)
 
     def _keys_of(self, made: MemoryRegistration) -> RegionKeys:
         by_nic = [made.rkeys(k) for k in range(len(self._nics))]
@@ -263,7 +265,8 @@ def _register_device_memory(
     except (UnsupportedOperation, ResourceError):
         return None
     try:
-        return register_dmabuf(devices, fd, offset, region.size_bytes, access, region.backing.device_address)
+        at = region.backing.device_address
+        return register_dmabuf(devices, fd, offset, region.size_bytes, access, at, _PLAN)
     finally:
         os.close(fd)
 

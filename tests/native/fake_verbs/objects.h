@@ -125,12 +125,14 @@ static f_pair *far_end(fake_context *c, fake_pair *p) {
     if (far->far_psn != own->psn || own->far_psn != far->psn) return 0;
     return world->contexts[far->context].fatal || is_dead(far->pid) ? 0 : far;
 }
-/* The local address of `done` bytes into a request, and how many follow there in one piece. */
-static char *local_part(fake_request *r, uint64_t done, uint64_t *room) {
+/* Where `done` bytes into a request are in this process, and how many follow there in one piece. */
+static char *local_part(fake_context *c, fake_request *r, uint64_t done, uint64_t *room) {
     for (int i = 0; i < r->n; i++) {
         if (done < r->pieces[i].length) {
+            f_region *m = region_of(r->pieces[i].lkey, c->device, r->pieces[i].addr, r->pieces[i].length, 0);
             *room = r->pieces[i].length - done;
-            return (char *)(uintptr_t)(r->pieces[i].addr + done);
+            /* Memory of a device has another address for its owner than where it is mapped. */
+            return m ? m->host + (r->pieces[i].addr - m->address) + done : (char *)(uintptr_t)(r->pieces[i].addr + done);
         }
         done -= r->pieces[i].length;
     }
@@ -202,7 +204,7 @@ static int step(fake_context *c, fake_pair *p, uint64_t now, uint64_t *wake) {
         if (!there || !(far->access & need) || there->pid != far->pid) return refuse(c, p, far), 1;
     }
     if (p->moved < r->total) {
-        here = local_part(r, p->moved, &n);
+        here = local_part(c, r, p->moved, &n);
         n = n < PIECE_BYTES ? n : PIECE_BYTES;
         if (!move(r, there, here, p->moved, n)) return fail(c, p, IBV_WC_RETRY_EXC_ERR), 1;
         p->moved += n;
