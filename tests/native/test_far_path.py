@@ -201,19 +201,19 @@ if sys.argv[1] == "kill":
     os.kill(os.getpid(), signal.SIGBUS)
 print(ctypes.string_at(ctypes.addressof(ctypes.c_char.from_buffer(gone)), 1))
 """
+    # Where the sanitizers' handler was there before, it would be the one to end the process.
+    environ = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":handle_sigbus=0"}
     for how in ("touch", "kill"):
-        ended = subprocess.run(
-            [sys.executable, "-c", script, how], capture_output=True, timeout=60, check=False
-        )
-        assert ended.returncode == -signal.SIGBUS, ended.stderr
-        handled = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", script, how],
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert handled.returncode == -signal.SIGBUS
-        assert b"Bus error" in handled.stderr
+        for options in ([], ["-X", "faulthandler"]):
+            ended = subprocess.run(
+                [sys.executable, *options, "-c", script, how],
+                env=environ,
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            assert ended.returncode == -signal.SIGBUS, ended.stderr
+            assert (b"Bus error" in ended.stderr) == bool(options)
 
 
 def test_copies_outside_a_trap_and_inside() -> None:
