@@ -318,3 +318,41 @@ def test_a_forked_child_frees_nothing_of_its_parents(fabric: FakeFabric, pair: R
     pair.check_read(2)
     pair.check_write(3)
     assert [rail.breaks for rail in pair.rails()] == [0, 0]
+
+
+def test_a_queue_pair_that_dies_at_the_owner(fabric: FakeFabric, pair: RdmaPair) -> None:
+    """QP_FATAL of one of the owner's: its rail stops answering, is replaced, and carries again."""
+    fabric.retry(20)
+    (session,) = transport_of(pair.target)._owner._sessions.values()
+    numbers = [queue_pair.number for queue_pair in session.pairs.values()]
+    fabric.kill_pair(numbers[0])
+    pair.check_read(1)
+    all_up(pair)
+    assert numbers[0] not in [queue_pair.number for queue_pair in session.pairs.values()]
+    assert sum(rail.repairs for rail in pair.rails()) == 1
+    pair.check_write(2)
+
+
+def test_many_threads_share_the_rails_to_one_peer(pair: RdmaPair) -> None:
+    """Each moves its own part; none waits for another's end, and all parts are right."""
+    part = pair.region.size_bytes // 8
+    pair.content[:] = pattern(pair.content.size, 21)
+    failures: list[BaseException] = []
+
+    def move(number: int) -> None:
+        try:
+            for _ in range(20):
+                start = number * part
+                pair.own[start : start + part] = 0
+                pair.initiator.read(pair.segment, pair.region.handle, start, pair.mine.address + start, part)
+                assert np.array_equal(pair.own[start : start + part], pair.content[start : start + part])
+        except BaseException as problem:
+            failures.append(problem)
+
+    threads = [threading.Thread(target=move, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
