@@ -8,12 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 from tests.native.fake_verbs.connections import WAIT_S, Connection, fresh_fabric, reap, route_between
-from tests.native.fake_verbs.fabric import WC_RETRY, FakeFabric
+from tests.native.fake_verbs.fabric import WC_RETRY, FakeFabric, library_path
 
-from moonpool.errors import OutOfMemory, ResourceError, UsageError
-from moonpool.native.verbs.attributes import Route
-from moonpool.native.verbs.devices import Device, VerbsLibrary
+from moonpool.errors import OutOfMemory, ResourceError, UnsupportedOperation, UsageError
+from moonpool.native.verbs.attributes import GidKind, RegistrationPlan, Route
+from moonpool.native.verbs.devices import Device, VerbsLibrary, live_objects
+from moonpool.native.verbs.memory import register, register_dmabuf
 from moonpool.native.verbs.queue_pairs import CompletionQueue, QueuePair
+
+RELAXED = RegistrationPlan(relaxed_ordering=True)
 
 
 @pytest.fixture
@@ -144,6 +147,31 @@ def test_lids_connect_on_infiniband(fabric: FakeFabric, library: VerbsLibrary) -
     assert [each.status for each in reap(pairs[0].queue, 1)] == [0]
     for device in ends:
         device.close()
+
+
+# Libraries of before rdma-core 28
+
+
+def test_an_old_library_serves_what_it_can() -> None:
+    library = VerbsLibrary(library_path(old=True))
+    assert not library.has_dmabuf
+    connection = Connection(library)
+    device = connection.near.device
+    attributes = device.attributes()
+    assert (attributes.max_qp_rd_atom, attributes.on_demand_paging) == (16, False)
+    assert (device.port(1).active, device.port(1).active_mtu) == (True, 5)
+    # Kinds and interfaces come from sysfs, which knows nothing of the fake's devices.
+    assert [entry.index for entry in device.gids(1)] == [0, 1, 2, 3]
+    assert {entry.kind for entry in device.gids(1)} == {GidKind.ROCE_1}
+    memory, sent = connection.far.memory, connection.near.memory.pattern(5)
+    relaxed = register([connection.far.device], memory.address, memory.size, 7, RELAXED)
+    connection.post(1, rkey=relaxed.rkeys(0)[0])
+    assert statuses(connection, 1) == [(1, 0)]
+    assert memory.read() == sent
+    with pytest.raises(UnsupportedOperation, match="install rdma-core 34 or newer"):
+        register_dmabuf([device], 0, 0, 4096, 7)
+    connection.close()
+    assert not any(live_objects().values())
 
 
 # Completion queues

@@ -32,8 +32,11 @@ LIVE: Final = ("contexts", "domains", "regions", "channels", "queues", "pairs")
 
 
 @functools.cache
-def library_path() -> str:
-    """Builds the library into a temporary folder that goes when this process ends."""
+def library_path(old: bool = False) -> str:
+    """Builds the library into a temporary folder that goes when this process ends.
+
+    `old`: as libraries were before rdma-core 28, without calls and attributes that came later.
+    """
     folder = Path(tempfile.mkdtemp(prefix="moonpool-fake-verbs-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "libfake-ibverbs.so"
@@ -48,6 +51,8 @@ def library_path() -> str:
         "-Wextra",
         "-Werror",
     ]
+    if old:
+        flags.append("-DFAKE_OLD")
     if os.environ.get("MOONPOOL_SANITIZED"):
         flags += ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
     command = ["gcc", *flags, str(SOURCES / "fake_verbs.c"), "-o", str(made)]

@@ -8,6 +8,11 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 #define CALL __attribute__((visibility("default")))
+#ifdef FAKE_OLD /* a library of before rdma-core 28: without the newer calls, and without the extended context */
+#define NEWER_CALL __attribute__((visibility("hidden")))
+#else
+#define NEWER_CALL CALL
+#endif
 
 static struct ibv_device fakes[DEVICES];
 
@@ -110,7 +115,7 @@ CALL int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, uni
     if (index < n_gids(context_of(context)->device)) gid_at(context_of(context)->device, index, gid);
     return 0;
 }
-CALL ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t n_max, uint32_t flags,
+NEWER_CALL ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t n_max, uint32_t flags,
                                   size_t entry_bytes) {
     fake_context *c = context_of(context);
     size_t n = 0;
@@ -225,7 +230,9 @@ CALL struct ibv_context *ibv_open_device(struct ibv_device *device) {
     c->verbs.context.async_fd = ends[0];
     c->verbs.context.cmd_fd = -1;
     c->verbs.context.num_comp_vectors = 1;
+#ifndef FAKE_OLD
     c->verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+#endif
     c->verbs.context.ops.poll_cq = poll_cq;
     c->verbs.context.ops.req_notify_cq = req_notify_cq;
     c->verbs.context.ops.post_send = post_send;
@@ -322,11 +329,11 @@ static struct ibv_mr *add_region(struct ibv_pd *pd, char *host, size_t length, u
 CALL struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access) {
     return add_region(pd, address, length, (uintptr_t)address, access, 0);
 }
-CALL struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access) {
+NEWER_CALL struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access) {
     return add_region(pd, address, length, iova, (int)(access & ~(unsigned)IBV_ACCESS_OPTIONAL_RANGE), 0);
 }
 /* Anything that can be mapped stands in for a dma-buf. */
-CALL struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+NEWER_CALL struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
     uint64_t skip = offset & 4095;
     char *mapped;
     struct ibv_mr *mr;
