@@ -235,7 +235,7 @@ def measure(options: Options, engine: Any, as_json: bool, qos_file: str = "") ->
 
     def tell(result: report.PointResult) -> None:
         if as_json:
-            click.echo(report.as_json(result))
+            click.echo(report.as_json(result, capacity))
         else:
             click.echo("\n".join((report.row(result), *report.notes(result, capacity))))
         if qos_file and options.classes:

@@ -11,6 +11,13 @@ from moonpool.bench.latency import LatencyRecorder
 from moonpool.bench.workload import TIGHT, Point
 
 RULE: Final = "-" * 160
+#: What a JSON line of classes says of all of them.
+QOS_FIGURES: Final = (
+    "weighted_goodput_gbps",
+    "jain_fairness",
+    "max_isolation_leakage",
+    "total_utilization",
+)
 COLUMNS: Final = (
     ("BlkSize (B)", 14),
     ("Batch", 8),
@@ -172,8 +179,8 @@ def class_record(one: ClassResult) -> dict[str, Any]:
     }
 
 
-def as_json(result: PointResult) -> str:
-    """The point as one JSON object; bandwidths in GB/s, latencies in us."""
+def as_json(result: PointResult, capacity_gb_s: float = 0.0) -> str:
+    """The point as one JSON object; bandwidths in GB/s, latencies in us. With classes it has theirs too."""
     values: dict[str, Any] = {
         "op_type": result.op_type,
         "xport_type": result.transport,
@@ -195,5 +202,6 @@ def as_json(result: PointResult) -> str:
         "cpu_s_per_gb": round(result.cpu_s_per_gigabyte, 6),
     }
     if any(one.traffic.name for one in result.classes):
-        values["classes"] = [class_record(one) for one in result.classes]
+        record = qos_record(result, capacity_gb_s)
+        values |= {name: record[name] for name in QOS_FIGURES} | {"classes": record["classes"]}
     return json.dumps(values)

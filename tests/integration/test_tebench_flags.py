@@ -89,6 +89,8 @@ def test_classes_can_be_given_as_json(shared: str) -> None:
     (row,) = points(shared, f"--qos_classes_json={classes}")
     assert row["num_threads"] == 2
     (only,) = row["classes"]
+    assert row["jain_fairness"] == 1.0
+    assert row["total_utilization"] == 0.0
     assert only["operations"] == row["operations"] > 0
 
 
