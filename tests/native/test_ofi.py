@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ from moonpool.native.ofi import fabric as native
 from moonpool.native.ofi.library import library_version, providers
 from moonpool.transport import ofi
 from moonpool.transport.ofi_attribute import Endpoint, RegionKey
+from moonpool.transport.registry import availability
 
 try:
     library_version()
@@ -365,3 +368,27 @@ def test_ask_for_a_provider_by_what_the_library_calls_it() -> None:
     assert ofi.provider_names("tcp", (1, 17)) == ("net", "tcp")
     assert ofi.provider_names("tcp", (1, 18)) == ("tcp",)
     assert ofi.provider_names("efa", (1, 17)) == ("efa",)
+
+
+def test_without_its_module_the_transport_is_away_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "moonpool.transport.ofi")
+    monkeypatch.setitem(sys.modules, "moonpool.native.ofi.link", None)
+    state = availability()["ofi"]
+    assert not state.ok
+    assert "libfabric-dev" in state.how_to_get_it
+    with pytest.raises(TransportUnavailable, match="libfabric-dev"):
+        Engine(**CONFIG)
+
+
+def test_a_library_that_is_not_there_is_told() -> None:
+    program = (
+        "from moonpool.native.ofi import library\n"
+        "from moonpool.errors import TransportUnavailable\n"
+        "try:\n"
+        "    library.library_version('libfabric-of-nowhere.so.9')\n"
+        "except TransportUnavailable as problem:\n"
+        "    print(problem)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
+    assert "libfabric-of-nowhere.so.9" in done.stdout
+    assert "apt-get install libfabric1" in done.stdout

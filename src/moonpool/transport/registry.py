@@ -27,7 +27,12 @@ KNOWN: Final[Mapping[str, tuple[str, str]]] = {
 AUTO: Final = "auto"
 #: Another way to devices that `rdma` drives already, or one in software.
 NAMED_ONLY: Final = frozenset({"ofi"})
-_REBUILD: Final = "install libxxhash-dev and pkg-config, then reinstall moonpool"
+_HEADERS: Final = {
+    "rdma": "libibverbs-dev",
+    "ofi": "libfabric-dev",
+    "file": "liburing-dev",
+    "nvmeof": "liburing-dev",
+}
 
 
 def availability() -> dict[str, Availability]:
@@ -61,7 +66,8 @@ def _probe(name: str, config: EngineConfig | None = None) -> Availability:
     try:
         found = importlib.import_module(module)
     except ImportError as problem:
-        return Availability(False, f"its native module is not there ({problem})", _REBUILD)
+        how = f"install {_HEADERS.get(name, 'libxxhash-dev')} and pkg-config, then reinstall moonpool"
+        return Availability(False, f"its native module is not there ({problem})", how)
     probe_for = getattr(found, "available_for", None)
     if config is not None and probe_for is not None:
         return cast("Availability", probe_for(config))
