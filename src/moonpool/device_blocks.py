@@ -11,6 +11,7 @@ CuPy is imported only when a function here is called.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,6 +207,4 @@ def _cupy() -> Any:
             "pip install cupy-cuda12x (or the package for your runtime)",
             transport="cuda",
         )
-    import cupy
-
-    return cupy
+    return importlib.import_module("cupy")

@@ -44,6 +44,8 @@ ARROWS: dict[str, frozenset[str]] = {
     "bench": CORE | {"kernels", "rpc", "store", "conductor", "facade"},
     # The store's rpc connects and greets as the engine does; the engine knows nothing of it.
     "rpc": frozenset({"vocabulary", "native", "wire", "metadata", "metrics", "engine"}),
+    # Kernels for devices; they run where the arrays are, and know nothing of how these move.
+    "device_blocks": frozenset({"vocabulary"}),
     # The public names of `moonpool` itself, each loaded when first used.
     "facade": CORE | {"rpc", "store", "conductor"},
 }

@@ -85,6 +85,8 @@ def test_devices_have_names_of_their_own(runtime: DeviceRuntime) -> None:
     assert len({runtime.uuid(0), runtime.uuid(1)}) == 2
     assert runtime.can_peer(0, 1)
     assert runtime.can_peer(1, 1)
+    assert runtime.features["IPC"]
+    assert runtime.features["dma-buf"] == (runtime.name == "cuda")
     with pytest.raises(UsageError):
         runtime.uuid(2)
 

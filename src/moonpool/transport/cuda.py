@@ -329,8 +329,11 @@ class CudaTransport(PlainTransport):
             self._serving.close(self.config.close_timeout_ms / MS_PER_S)
         stages, self._stages = self._stages, None
         staging, self._staging = self._staging, None
-        if stages is None or staging is None:
-            return
+        if stages is not None and staging is not None:
+            self._close_stages(stages, staging)
+        self.runtime.release()
+
+    def _close_stages(self, stages: Stages, staging: OwnRegion) -> None:
         stages.close()
         if not stages.whole:
             _never_freed.append((stages, staging))

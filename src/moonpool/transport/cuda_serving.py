@@ -36,7 +36,7 @@ _never_freed: list[object] = []
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Served:
     """One session's slots."""
 
@@ -54,7 +54,7 @@ def pin_memory(runtime: DeviceRuntime, region: OwnRegion) -> bool:
     try:
         runtime.pin(region.address, region.size_bytes)
     except MoonpoolError as problem:
-        logger.warning("staging memory is not pinned: %s", problem)
+        logger.warning("staging memory is not pinned: %s", str(problem))
         return False
     return True
 
@@ -68,6 +68,8 @@ class DeviceServing:
         self._slot_bytes = slot_bytes
         self._served: dict[int, _Served] = {}
         self._opening: set[int] = set()
+        #: Of sessions that have ended while copies ran.
+        self._ending: list[_Served] = []
         self._ended_bytes = 0
 
     @property
@@ -162,9 +164,16 @@ class DeviceServing:
         if served.watch is None or served.watch.done():
             self._let_go(served)
         else:
-            served.watch.add_done_callback(lambda _task: self._let_go(served))
+            self._ending.append(served)
+            served.watch.add_done_callback(lambda _task: self._ended_late(served))
+
+    def _ended_late(self, served: _Served) -> None:
+        if served in self._ending:
+            self._ending.remove(served)
+            self._let_go(served)
 
     def _let_go(self, served: _Served) -> None:
+        served.watch = None
         self._ended_bytes += served.serving.served_bytes
         whole = served.serving.close()
         if whole and served.pinned:
@@ -176,8 +185,10 @@ class DeviceServing:
     def close(self, timeout_s: float) -> None:
         """The control thread has ended: wait, bounded, for the copies that run."""
         until = time.monotonic() + timeout_s
-        while self._served:
-            _number, served = self._served.popitem()
+        left = [*self._served.values(), *self._ending]
+        self._served.clear()
+        self._ending.clear()
+        for served in left:
             while not served.serving.close() and time.monotonic() < until:
                 time.sleep(_ASK_S)
             self._let_go(served)

@@ -71,6 +71,10 @@ class Stub:
         """Calls of one kind fail from the `after`-th on; code 0 ends it."""
         self.library.stub_fail(call.encode(), after, code)
 
+    def fail_once(self, call: str, code: int) -> None:
+        """The next call of one kind fails, and no other."""
+        self.library.stub_fail_once(call.encode(), code)
+
     def pin_limit(self, size_bytes: int) -> None:
         """So much host memory can be pinned."""
         self.library.stub_pin_limit(size_bytes)

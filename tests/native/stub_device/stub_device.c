@@ -53,7 +53,7 @@ static struct {
     pthread_mutex_t lock;
     allocation all[ALLOCATIONS];
     struct { char *start; size_t n; } pins[PINS];
-    struct { char call[48]; int after, code; } fails[FAILS];
+    struct { char call[48]; int after, code, once; } fails[FAILS];
     size_t pin_limit, pinned;
     int streams, events, contexts, imports, allocations, pins_live;
     uint64_t copies, copied;
@@ -94,6 +94,15 @@ void stub_fail(const char *call, int after, int code) {
         }
     pthread_mutex_unlock(&stub.lock);
 }
+/* The next call of `call` fails, and no other. */
+void stub_fail_once(const char *call, int code) {
+    stub_fail(call, 0, code);
+    pthread_mutex_lock(&stub.lock);
+    for (int k = 0; k < FAILS; k++)
+        if (strcmp(stub.fails[k].call, call) == 0)
+            stub.fails[k].once = 1;
+    pthread_mutex_unlock(&stub.lock);
+}
 long stub_count(const char *what) {
     long n = -1;
     pthread_mutex_lock(&stub.lock);
@@ -114,7 +123,11 @@ static int fails(const char *call) {
     pthread_mutex_lock(&stub.lock);
     for (int k = 0; k < FAILS && !code; k++)
         if (strcmp(stub.fails[k].call, call) == 0 && stub.fails[k].code && stub.fails[k].after-- <= 0)
+        {
             code = stub.fails[k].code;
+            if (stub.fails[k].once)
+                stub.fails[k].code = stub.fails[k].once = 0;
+        }
     pthread_mutex_unlock(&stub.lock);
     return code;
 }

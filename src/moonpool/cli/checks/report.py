@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moonpool.cli.checks.check import Check, Level
+from moonpool.cli.checks.devices import check_devices
 from moonpool.cli.checks.far_memory import check_far_memory
 from moonpool.cli.checks.kernel import check_kernel
 from moonpool.cli.checks.libraries import check_libraries
@@ -76,5 +77,5 @@ def examine(transports: Iterable[TransportState], reader: SysfsReader | None = N
     ]
     checks += [*check_kernel(source), check_process_vm(source), *check_memory(source)]
     checks += [*check_network(source), *check_rdma(source), *check_nvme(source), *check_far_memory(source)]
-    checks += check_libraries(source)
+    checks += [*check_devices(), *check_libraries(source)]
     return Report(tuple(checks), states)

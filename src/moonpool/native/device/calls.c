@@ -476,15 +476,13 @@ int mp_runtime_open(mp_runtime *rt, const mp_device_row *row, const char *path, 
     return 0;
 }
 
-void mp_runtime_close(mp_runtime *rt) {
+void mp_runtime_release(mp_runtime *rt) {
     int handle;
-    if (rt->library == NULL)
-        return;
-    for (int k = 0; k < rt->devices; k++)
-        if (rt->context[k] != NULL && CALL(rt, MP_DEVICE_OF, (int *, int))(&handle, k) == 0)
-            CALL(rt, MP_RELEASE, (int))(handle);
     /* The library stays: others of this process may use it, and a driver that is unloaded takes its threads along. */
-    rt->library = NULL;
+    for (int k = 0; k < rt->devices; k++)
+        if (__atomic_exchange_n(&rt->context[k], NULL, __ATOMIC_ACQ_REL) != NULL &&
+            CALL(rt, MP_DEVICE_OF, (int *, int))(&handle, k) == 0)
+            CALL(rt, MP_RELEASE, (int))(handle);
 }
 
 const char *mp_runtime_error(mp_runtime *rt, int code) {

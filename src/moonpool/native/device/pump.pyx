@@ -35,7 +35,8 @@ from moonpool.native.io.regions cimport EXTRA_CUDA, EXTRA_RDMA, mp_region, regio
 from moonpool.native.io.segment cimport mp_remote_region, path_takes
 
 cdef enum:
-    ACROSS_BYTES = 64 << 20
+    # Bounds how long a deadline waits; a device copies it in a fraction of a millisecond.
+    ACROSS_BYTES = 16 << 20
 
 
 # ---- what kind of transfer ------------------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ struct mp_runtime {
     void *library;
     void *call[MP_DEVICE_CALLS];
     int devices;
-    int32_t gone;                           /* the runtime told of its end: nothing is asked of it any more */
     int32_t last_error;
     void *context[MP_DEVICES_MAX];
     int (*enter)(mp_runtime *rt, int device, mp_current *saved);
@@ -82,7 +81,8 @@ const mp_device_row *mp_device_row_named(const char *name);
 const mp_device_row *mp_device_row_at(int n);
 /* Opens a row's library, or the one named by `path`. 0, or -1 with a sentence in `why`. */
 int mp_runtime_open(mp_runtime *rt, const mp_device_row *row, const char *path, char *why, size_t why_bytes);
-void mp_runtime_close(mp_runtime *rt);
+/* Gives back the contexts that calls have made; later calls make them anew. */
+void mp_runtime_release(mp_runtime *rt);
 /* A short text for an error number of this runtime; never NULL. */
 const char *mp_runtime_error(mp_runtime *rt, int code);
 #endif

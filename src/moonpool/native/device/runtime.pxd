@@ -17,6 +17,13 @@ cdef extern from "runtime.h" nogil:
         MP_POINTER_HOST
         MP_POINTER_DEVICE
         MP_POINTER_MANAGED
+        MP_REGISTER
+        MP_UNREGISTER
+        MP_IPC_EXPORT
+        MP_IPC_OPEN
+        MP_IPC_CLOSE
+        MP_DMA_BUF
+        MP_CAN_PEER
     ctypedef struct mp_device_row:
         const char* name
         int no_memory
@@ -31,8 +38,8 @@ cdef extern from "runtime.h" nogil:
         int before
     ctypedef struct mp_runtime:
         const mp_device_row* row
+        void* call[1]      # MP_DEVICE_CALLS of them
         int devices
-        int32_t gone
         int32_t last_error
         int (*enter)(mp_runtime* rt, int device, mp_current* saved) noexcept nogil
         void (*leave)(mp_runtime* rt, mp_current* saved) noexcept nogil
@@ -57,7 +64,7 @@ cdef extern from "runtime.h" nogil:
     const mp_device_row* mp_device_row_named(const char* name)
     const mp_device_row* mp_device_row_at(int n)
     int mp_runtime_open(mp_runtime* rt, const mp_device_row* row, const char* path, char* why, size_t why_bytes)
-    void mp_runtime_close(mp_runtime* rt)
+    void mp_runtime_release(mp_runtime* rt)
     const char* mp_runtime_error(mp_runtime* rt, int code)
 
 cdef class DeviceRuntime:

@@ -65,8 +65,13 @@ cdef class DeviceRuntime:
 
     def __dealloc__(self):
         if self.raw != NULL:
-            mp_runtime_close(self.raw)
+            mp_runtime_release(self.raw)
             free(self.raw)
+
+    def release(self) -> None:
+        """Give back the devices' contexts, as far as they are ours. A later call takes them again."""
+        with nogil:
+            mp_runtime_release(self.raw)
 
     cdef int check(self, int code, str doing) except -1:
         """Raise what a call's answer means."""
@@ -91,6 +96,18 @@ cdef class DeviceRuntime:
     def devices(self) -> int:
         """How many devices the runtime shows this process; at most 16 are used."""
         return self.raw.devices
+
+    @property
+    def features(self) -> dict[str, bool]:
+        """What the library can do beyond the necessary: pinning, IPC, dma-buf, copies between devices."""
+        cdef mp_runtime* rt = self.raw
+        return {
+            "pinning": rt.call[<int>MP_REGISTER] != NULL and rt.call[<int>MP_UNREGISTER] != NULL,
+            "IPC": rt.call[<int>MP_IPC_EXPORT] != NULL and rt.call[<int>MP_IPC_OPEN] != NULL
+                   and rt.call[<int>MP_IPC_CLOSE] != NULL,
+            "dma-buf": rt.call[<int>MP_DMA_BUF] != NULL,
+            "peer access": rt.call[<int>MP_CAN_PEER] != NULL,
+        }
 
     @property
     def last_error(self) -> int:
