@@ -20,7 +20,7 @@ from moonpool.units import GIB, MIB
 
 OpType = Literal["read", "write", "mix", "write_seed", "read_verify"]
 OP_TYPES: Final[tuple[OpType, ...]] = get_args(OpType)
-TRANSPORTS: Final = ("local", "cuda", "shm", "cxl", "rdma", "ofi", "file", "nvmeof", "tcp")
+TRANSPORTS: Final = ("local", "cuda", "shm", "cxl", "rdma", "ofi", "file", "nvmeof", "tcp", "auto")
 #: What Mooncake calls some of them.
 ALIASES: Final = {"iouring": "file", "nvmeof_initiator": "nvmeof", "nvlink": "cuda", "efa": "ofi"}
 WORD_BYTES: Final = 8
