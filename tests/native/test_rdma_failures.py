@@ -22,9 +22,18 @@ from tests.native.fake_verbs.fabric import (
     WC_RNR,
     FakeFabric,
 )
-from tests.native.rdma_pairs import MIB, RdmaPair, fake_fabric, pattern, rdma_pair, transport_of, wait_until
+from tests.native.rdma_pairs import (
+    MIB,
+    SETTINGS,
+    RdmaPair,
+    fake_fabric,
+    pattern,
+    rdma_pair,
+    transport_of,
+    wait_until,
+)
 
-from moonpool import AccessDenied, Op, PeerGone, Status, TransferCancelled, TransferTimeout
+from moonpool import AccessDenied, Engine, Op, PeerGone, Status, TransferCancelled, TransferTimeout
 
 BOTH = ["up", "up"]
 
@@ -42,7 +51,7 @@ def pair(fabric: FakeFabric) -> Iterator[RdmaPair]:
 
 
 def all_up(pair: RdmaPair) -> None:
-    wait_until(lambda: pair.states() == BOTH, f"both rails are up, not {pair.rails()}")
+    wait_until(lambda: set(pair.states()) == {"up"}, f"all rails are up, not {pair.rails()}")
 
 
 def test_a_batch_is_striped_over_all_rails(pair: RdmaPair) -> None:
@@ -356,3 +365,28 @@ def test_many_threads_share_the_rails_to_one_peer(pair: RdmaPair) -> None:
         thread.join(60)
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_nics_that_were_not_paired_find_each_other(fabric: FakeFabric) -> None:
+    """One NIC at each end is cut off, and not the two of one rail: the two that are left make a rail."""
+    fabric.devices(4)
+    fabric.retry(20)
+    with (
+        Engine(transports=("rdma", "tcp"), rdma_devices=("fake2", "fake3"), **SETTINGS) as target,
+        Engine(transports=("rdma",), rdma_devices=("fake0", "fake1"), **SETTINGS) as initiator,
+    ):
+        region, mine = target.allocate(MIB), initiator.allocate(MIB)
+        segment = initiator.open(target.endpoint)
+        (link,) = transport_of(initiator).links()
+        assert [(rail.local_nic, rail.remote_nic) for rail in link.rails()] == [(0, 0), (1, 1)]
+        fabric.cut(0, True)
+        fabric.cut(3, True)
+        region.view[:] = pattern(MIB, 5).tobytes()
+        initiator.read(segment, region.handle, 0, mine.address, MIB)
+        assert bytes(mine.view) == bytes(region.view)
+        up = [(rail.local_nic, rail.remote_nic) for rail in link.rails() if rail.state == "up"]
+        assert up == [(1, 0)]
+        fabric.cut(0, False)
+        fabric.cut(3, False)
+        wait_until(lambda: all(rail.state == "up" for rail in link.rails()), "all four rails come up")
+        del region, mine

@@ -34,6 +34,8 @@ from moonpool.units import NS_PER_MS, NS_PER_S, NS_PER_US
 _FIRST_RAIL_S: Final = 1.0
 _OTHER_RAILS_S: Final = 0.05
 _POLL_S: Final = 0.0005
+#: Without any rail for so long, other pairs of NICs are tried.
+_WIDEN_AFTER_S: Final = 1.0
 #: 4.096 us, the unit of the queue pairs' timeout.
 _TIMEOUT_UNIT_NS: Final = 4_096
 _BYTES_PER_S_OF_MBPS: Final = 125_000
@@ -96,6 +98,8 @@ class PeerLink:
         #: Why the last repair failed.
         self.last_problem = ""
         self._id = secrets.randbits(63)
+        self._is_wide = False
+        self._dry_since: float | None = None
         self._segments: weakref.WeakSet[SegmentSide] = weakref.WeakSet()
 
     # ---- making --------------------------------------------------------------------------------------------
@@ -227,6 +231,31 @@ class PeerLink:
                 self.native.not_replaced(number, probe)
             else:
                 self._install(draft, theirs, answer, probe=probe)
+
+    def may_widen(self, now: float) -> bool:
+        """True when no rail was up for a second, and pairs of NICs that have none may still reach each other.
+
+        `now` is a reading of the monotonic clock; asked again and again by who repairs.
+        """
+        if self._is_wide or self.native.healthy or any(rail.state == "up" for rail in self.rails()):
+            self._dry_since = None
+            return False
+        self._dry_since = now if self._dry_since is None else self._dry_since
+        return now - self._dry_since > _WIDEN_AFTER_S
+
+    def widen(self) -> None:
+        """Add rails for the pairs of NICs that have none, which happens once. Blocks, bounded."""
+        self._is_wide = True
+        known = {(rail.local_nic, rail.remote_nic) for rail in self.rails() if rail.state != "none"}
+        n = len(self.remote_nics)
+        pairs = [(local, (local + shift) % n) for shift in range(n) for local in range(len(self._nics))]
+        others = [ends for ends in pairs if ends not in known]
+        room = RAILS_MAX - len(self.native.rails())
+        if others[:room]:
+            try:
+                self._add_rails(others[:room])
+            except MoonpoolError as problem:
+                self.last_problem = str(problem)
 
     def _queue(self, number: int) -> CompletionQueue:
         return self.native.queue(number)

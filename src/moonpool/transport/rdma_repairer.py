@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
@@ -131,19 +132,22 @@ class Repairer:
         link.native.poll()
         if len(self._repairs) >= _REPAIRS_MAX or not link.repairing.acquire(blocking=False):
             return
-        due = link.native.due()
-        if not due:
+        due, wider = link.native.due(), link.may_widen(time.monotonic())
+        if not due and not wider:
             link.repairing.release()
             return
         repair = threading.Thread(
-            target=self._repair, args=(link, due), name="moonpool-rdma-fix", daemon=True
+            target=self._repair, args=(link, due, wider), name="moonpool-rdma-fix", daemon=True
         )
         self._repairs.add(repair)
         repair.start()
 
-    def _repair(self, link: PeerLink, due: Sequence[tuple[int, bool]]) -> None:
+    def _repair(self, link: PeerLink, due: Sequence[tuple[int, bool]], wider: bool) -> None:
         try:
-            link.repair(due)
+            if due:
+                link.repair(due)
+            if wider:
+                link.widen()
         finally:
             link.repairing.release()
             if not self._stopping:

@@ -135,7 +135,7 @@ def two_ends(size: int = 8 * MIB, **changes: Any) -> Iterator[Ends]:
         )
         assert ends.segment.paths[0].transport == "rdma"
         initiator.refresh(ends.segment)
-        wait_until(lambda: ends.states() == ["up", "up"], "both rails are up")
+        wait_until(lambda: ends.states()[:2] == ["up", "up"], "both rails are up")
         started = time.monotonic()
         for _ in range(20):
             initiator.read(ends.segment, ends.region.handle, 0, ends.mine.address, 64)
@@ -187,7 +187,7 @@ def test_one_of_two_rails_is_pulled_and_comes_back() -> None:
         assert ends.carried()[1] == alone
         started = time.monotonic()
         cable(1, True)
-        wait_until(lambda: ends.states() == ["up", "up"], "the rail is back")
+        wait_until(lambda: ends.states()[:2] == ["up", "up"], "the rail is back")
         ends.tell("a rail is used again after its cable is back", time.monotonic() - started)
         ends.move(Op.READ, 4)
         assert ends.carried()[1] > alone
@@ -203,7 +203,7 @@ def test_the_far_end_of_a_rail_is_pulled() -> None:
         assert ends.rails()[1].breaks >= 1
         started = time.monotonic()
         cable(3, True)
-        wait_until(lambda: ends.states() == ["up", "up"], "the rail is back")
+        wait_until(lambda: ends.states()[:2] == ["up", "up"], "the rail is back")
         ends.tell("it is used again, with no event to tell of it", time.monotonic() - started)
         alone = ends.carried()[1]
         ends.move(Op.READ, 8)
@@ -223,7 +223,7 @@ def test_both_rails_are_pulled_and_tcp_takes_over() -> None:
         assert ends.by_tcp() > 0
         cable(0, True)
         cable(1, True)
-        wait_until(lambda: ends.states() == ["up", "up"], "both rails are back")
+        wait_until(lambda: ends.states()[:2] == ["up", "up"], "both rails are back")
         before = ends.by_tcp()
         ends.move(Op.READ, 6)
         assert ends.by_tcp() == before
