@@ -11,6 +11,10 @@ from moonpool.native.paths.rails import Rails
 from moonpool.native.paths.rails_reference import RAIL_NONE, RAIL_WAIT, UP, PlainRails
 
 GB_PER_S = 1_000_000_000
+OVERHEAD = 4_096  # what a slice counts besides its bytes
+LEAST = 16_384 + OVERHEAD
+#: Half of what the least slice takes on one of six rails: a smaller share is not worth a slice.
+SLACK_NS = 1_500
 LINKS = [GB_PER_S // 8, 3 * GB_PER_S, 12_500_000_000, 25 * GB_PER_S, 50 * GB_PER_S]
 
 
@@ -175,6 +179,54 @@ def test_no_rail_is_idle_while_an_equal_one_queues() -> None:
                 break
             assert flying[chosen] == 0 or min(flying) > 0, f"seed {seed}: rail {chosen} queues"
             flying[chosen] += 1
+
+
+def water_level(pipes: list[tuple[float, float]], amount: float) -> float:
+    """By when pipes of (free from, speed) together move an amount."""
+    pipes = sorted(pipes)
+    for count in range(1, len(pipes) + 1):
+        speed = sum(each for _free, each in pipes[:count])
+        level = (amount + sum(free * each for free, each in pipes[:count])) / speed
+        if count == len(pipes) or level <= pipes[count][0]:
+            return level
+    raise AssertionError("no pipes")
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_in_a_hundred_thousand_dealings_no_slice_is_empty_or_waits_beside_an_idle_rail(block: int) -> None:
+    """At any speeds, no slice waits behind another one where an idle rail would end it sooner."""
+    dice = random.Random(block)
+    for case in range(25_000):
+        rails = Rails()
+        speed, latency = [], []
+        unlike = dice.random() < 0.5  # latencies that no rails of one transport have
+        usual = dice.choice([500, 5_000, 50_000])
+        for _ in range(dice.randint(2, 6)):
+            speed.append(2 ** dice.uniform(-3, 6))  # bytes a nanosecond
+            latency.append(dice.choice([500, 5_000, 50_000]) if unlike else usual)
+            rails.add(round(speed[-1] * GB_PER_S), latency[-1])
+        left = round(2 ** dice.uniform(0, 25))
+        held: list[list[int]] = [[] for _ in speed]
+        while left:
+            rail, size = rails.next(left, 0, 1)
+            if rail < 0:
+                break
+            assert 0 < size <= left, f"case {case}"
+            left -= size
+            held[rail].append(size + OVERHEAD)
+        idle = [k for k, slices in enumerate(held) if not slices]
+        busy = [k for k, slices in enumerate(held) if len(slices) > 1]
+        for other in busy:
+            ends = latency[other] + sum(held[other]) / speed[other]
+            for k in idle:
+                sooner = ends - (latency[k] + held[other][-1] / speed[k])
+                assert sooner <= 0.01 * ends + SLACK_NS, f"case {case}: rail {k} is idle"
+        if left:  # then an idle rail is one that would end its least slice after the others end everything
+            free = [latency[k] + sum(held[k]) / speed[k] for k in range(len(speed))]
+            rest = water_level([(free[k], speed[k]) for k in range(len(speed)) if k not in idle], left)
+            for k in idle:
+                sooner = rest - (latency[k] + LEAST / speed[k])
+                assert sooner <= 0.02 * rest + SLACK_NS or unlike, f"case {case}: rail {k} could help"
 
 
 def test_state_of_a_rail_that_fails_heals_and_slows() -> None:

@@ -7,8 +7,10 @@ busy over its latency, one slice and `depth_ns`; whoever holds the bytes asks ag
 estimate that is wrong costs one window and not a share of the whole.
 
 How large: all rails together could end what is left (`left` and `backlog`) at one time, the level to which water
-would fill them. What a rail should carry until then is its share. A slice is half the share, so that slices are few at
-first and small at the end, and the whole share when half of it would be too little: then all rails end together.
+would fill them. What a rail should carry until then is its share. A slice is a sixth of the share, so that slices are
+few at first and small at the end, and the whole share when that is less than two of the least: then all rails end
+together. With two slices under way a rail can fall to a quarter of its rate at any moment and still end about with the
+others.
 
 What is learned: bytes over busy time since the last completion (or since the rail began to be busy, less its
 latency), so that waiting in our own queue is no part of it. Completions that one look found together (equal `now_ns`)
@@ -34,6 +36,7 @@ cdef enum:
     LEAST_SLICE_BYTES = 16384
     MEMORY_SLICES = 32
     SLOW_SHARE = 16
+    PARTS = 6                      # of a share: a slice is one of them
     LATENCY_SHARE = 8              # an observed latency counts one eighth
     PENALTY_ONE = 256
     PENALTY_MAX = 4096             # 16 times
@@ -313,10 +316,8 @@ cdef int rails_next(mp_rails* rails, uint64_t left, uint64_t backlog, uint64_t n
             continue
         if rail.state != RAIL_UP:
             share = least  # a probe, or a slow rail: as little as it can be
-        elif rail.seen_bytes + rail.batch_bytes == 0:
-            share //= 8  # nothing is known but the link's speed
         elif share >= 2 * least:
-            share //= 2
+            share //= PARTS
         size = fit(rails, left, share, least)
         if not has_room(rails, rail, size):
             full = True
@@ -334,6 +335,9 @@ cdef int rails_next(mp_rails* rails, uint64_t left, uint64_t backlog, uint64_t n
         if best >= 0:
             slice_bytes[0] = lesser(left, rails.slice_max_bytes)
         return best
+    if expected_ns(rails, &rails.rails[best], slice_bytes[0], now_ns) > level:
+        # It will be among the last to end: shares do not matter any more, only where it ends first.
+        best = quickest(rails, mask, slice_bytes[0], now_ns, True, &best_ns)
     book(rails, best, slice_bytes[0], now_ns)
     return best
 

@@ -17,6 +17,7 @@ _CUT: Final = 4096
 _LEAST_SLICE: Final = 16384
 _MEMORY_SLICES: Final = 32
 _SLOW_SHARE: Final = 16
+_PARTS: Final = 6
 _LATENCY_SHARE: Final = 8
 _ONE: Final = 256
 _PENALTY_MAX: Final = 4096
@@ -221,6 +222,9 @@ class PlainRails:
                 full = True
         if offers:
             _end, best, size = min(offers)
+            if self._expected(self.rails[best], size, now_ns) > level:
+                ready = [i for i in mask if self._has_room(self.rails[i], size)]
+                _end, best = self._quickest(ready, size, now_ns)
             self._book(self.rails[best], size, now_ns)
             return best, size
         if full:
@@ -232,9 +236,7 @@ class PlainRails:
     def _part(self, rail: PlainRail, share: int, least: int) -> int:
         if rail.state != UP:
             return least
-        if rail.seen_bytes + rail.batch_bytes == 0:
-            return share // 8
-        return share // 2 if share >= 2 * least else share
+        return share // _PARTS if share >= 2 * least else share
 
     def _book(self, rail: PlainRail, n_bytes: int, now: int) -> None:
         if rail.inflight == 0:
