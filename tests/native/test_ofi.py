@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -392,3 +394,21 @@ def test_a_library_that_is_not_there_is_told() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
     assert "libfabric-of-nowhere.so.9" in done.stdout
     assert "apt-get install libfabric1" in done.stdout
+
+
+def test_a_forked_child_disturbs_nothing(both: Both) -> None:
+    assert both.read() == both.content.tobytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: from Python 3.12 on
+        child = os.fork()
+    if child == 0:
+        try:
+            for transport in both.initiator._by_name.values():
+                transport.close()
+            both.transport.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    for _ in range(3):
+        assert both.read() == both.content.tobytes()
+    assert both.counts()["ofi_renewals"] == 0
