@@ -434,7 +434,7 @@ def test_a_silent_cut_ends_requests_after_the_retries(fabric: FakeFabric, linked
 
 
 def test_a_short_cut_is_bridged_by_the_retries(fabric: FakeFabric, linked: Connection) -> None:
-    fabric.retry(5_000)
+    fabric.retry(2_000)
     fabric.cut(1, True)
     sent = linked.near.memory.pattern(11)
     linked.post(1)
