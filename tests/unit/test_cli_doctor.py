@@ -279,6 +279,16 @@ def test_native_modules_that_are_missing_are_named(monkeypatch: pytest.MonkeyPat
     assert libraries.check_native_modules().level is Level.FAIL
 
 
+def test_native_modules_of_a_fabric_without_headers_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = ["moonpool.native.verbs.nosuch", "moonpool.native.rdma.nosuch"]
+    monkeypatch.setattr(libraries, "native_module_names", lambda: ["json", *absent])
+    check = libraries.check_native_modules()
+    assert (check.level, check.detail[:14]) == (Level.INFO, "1 of 3 built; ")
+    assert check.advice == "for that fabric: apt-get install libibverbs-dev, then reinstall moonpool"
+    monkeypatch.setattr(libraries, "native_module_names", lambda: [*absent, "moonpool.native.io.nosuch"])
+    assert libraries.check_native_modules().level is Level.FAIL
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_doctor_command_agrees_with_its_exit_code(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

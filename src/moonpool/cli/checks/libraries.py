@@ -33,6 +33,9 @@ LIBRARIES: Final = (
     Library("xxhash", "libxxhash.so.0", "digests", "nothing: it is compiled into our own modules"),
 )
 
+#: Folders of native modules that are left out where their fabric's headers are absent, and what has those.
+FABRIC_HEADERS: Final = {"verbs": "libibverbs-dev", "rdma": "libibverbs-dev", "ofi": "libfabric-dev"}
+
 
 def check_libraries(reader: SysfsReader) -> list[Check]:
     """Every library and native module, by trying to load it."""
@@ -86,13 +89,21 @@ def native_module_names() -> list[str]:
 
 
 def check_native_modules() -> Check:
-    """Imports each native module; names those that cannot be loaded, and why."""
+    """Imports each native module; names those that cannot be loaded, and why.
+
+    Those of a fabric whose headers were absent at build time are a fact only: the engine works without them.
+    """
     names = native_module_names()
     problems = {name: problem for name in names if (problem := import_problem(name))}
     built = f"{len(names) - len(problems)} of {len(names)} built"
     if names and not problems:
         return Check(GROUP, "native modules", Level.OK, built)
     missing = "".join(f"; {name}: {problem}" for name, problem in problems.items())
+    folders = {name.split(".")[-2] for name in problems if name.count(".")}
+    if names and folders and folders <= FABRIC_HEADERS.keys():
+        headers = " ".join(sorted({FABRIC_HEADERS[folder] for folder in folders}))
+        advice = f"for that fabric: apt-get install {headers}, then reinstall moonpool"
+        return Check(GROUP, "native modules", Level.INFO, built + missing, advice)
     advice = (
         "build them: make build, or pip install -e . (needs gcc, pkg-config, liburing-dev, libxxhash-dev)"
     )
