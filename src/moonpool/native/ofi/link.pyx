@@ -234,9 +234,8 @@ cdef class Link:
         number, address, key, base = self.ask(self.number)
         size = <uint32_t>len(address)
         as_text = self.fabric.raw.info.addr_format == FI_ADDR_STR
-        if not 1 <= size <= <uint32_t>ADDRESS_BYTES_MAX or (
-            size != self.fabric.raw.info.src_addrlen and not as_text
-        ):
+        usual = self.fabric.raw.info.src_addrlen  # 0 where the provider does not say
+        if not 1 <= size <= <uint32_t>ADDRESS_BYTES_MAX or (usual != 0 and size != usual and not as_text):
             raise ProtocolError(f"an address of {size} bytes is none of this provider's")
         if as_text and address.find(0) != <int>size - 1:
             raise ProtocolError("an address that is text ends with its only zero")
