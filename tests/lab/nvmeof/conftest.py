@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from target import ADDRESS, NQN, pull_cable, serve, show_namespace, wait_until
+from nvme_target import NQN, pull_cable, quick_options, serve, show_namespace, wait_until
 
-from moonpool.transport.nvme_attribute import Target
-from moonpool.transport.nvme_fabrics import Attached, AttachOptions, attach, detach
+from moonpool.transport.nvme_fabrics import Attached, attach, detach
 from moonpool.transport.nvme_sysfs import read_subsystems
 
 
@@ -44,18 +43,3 @@ def attached(transport: str) -> Iterator[Attached]:
         detach(NQN, 30.0)
         wait_until(lambda: not any(one.nqn == NQN for one in read_subsystems()), "the old controllers go")
         yield attach(quick_options(transport), 30.0)
-
-
-def quick_options(transport: str, address: str = ADDRESS, loss_timeout_s: int = 60) -> AttachOptions:
-    """A controller that tries each second."""
-    return AttachOptions(
-        target=Target(transport, address),
-        subsystem_nqn=NQN,
-        host_nqn="nqn.2026-01.lab:host",
-        host_id="11111111-2222-3333-4444-555555555555",
-        host_address="10.99.0.1" if address == ADDRESS else ADDRESS,
-        keep_alive_s=3,
-        reconnect_delay_s=1,
-        loss_timeout_s=loss_timeout_s,
-        fail_fast_s=2,
-    )

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import quick_options
-from target import (
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nvme_target import (
     ADDRESS,
     NQN,
     OTHER_ADDRESS,
     add_port,
     fds,
     pull_cable,
+    quick_options,
     serve,
     show_namespace,
     wait_until,

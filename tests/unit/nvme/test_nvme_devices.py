@@ -15,7 +15,7 @@ from moonpool.transport import nvme_devices
 from moonpool.transport.nvme_devices import COMING_BACK, GONE, LIVE, DeviceFinder, check_unused, close_devices
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hosts import SUBSYSTEM, files_of
+from nvme_hosts import SUBSYSTEM, files_of
 
 NQN = "nqn.2026-01.lab:ns"
 

@@ -23,7 +23,7 @@ from moonpool.transport.nvme_attribute import Target
 from moonpool.transport.nvme_fabrics import AttachOptions, attach, attach_problem, attached_to, detach
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hosts import recorded, two_controllers
+from nvme_hosts import recorded, two_controllers
 
 OPTIONS = AttachOptions(target=Target("tcp", "10.99.0.2"), subsystem_nqn="nqn.2026-01.lab:ns")
 

@@ -20,7 +20,7 @@ from moonpool.transport.nvme_owner import EDGES, OPEN, RangeOwner
 from moonpool.transport.nvme_sysfs import Namespace, read_subsystems
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hosts import recorded, two_controllers
+from nvme_hosts import recorded, two_controllers
 
 MIB = 1 << 20
 HANDLE = 1 << 32 | 1

@@ -12,7 +12,7 @@ from moonpool.topology.sysfs import MappedTree
 from moonpool.transport.nvme_sysfs import find_namespace, namespace_by_name, read_subsystems
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hosts import SUBSYSTEM, files_of, recorded, two_controllers, without_multipath
+from nvme_hosts import SUBSYSTEM, files_of, recorded, two_controllers, without_multipath
 
 
 @pytest.mark.parametrize(

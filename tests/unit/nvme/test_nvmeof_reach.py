@@ -26,7 +26,7 @@ from moonpool.transport.nvme_sysfs import Namespace, read_subsystems
 from moonpool.transport.nvmeof import NvmeofTransport
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hosts import recorded
+from nvme_hosts import recorded
 
 
 class World:

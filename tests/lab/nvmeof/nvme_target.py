@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from moonpool.transport.nvme_attribute import Target
+from moonpool.transport.nvme_fabrics import AttachOptions
+
 NQN = "nqn.2026-01.lab:ns"
 ADDRESS = "10.99.0.2"
 OTHER_ADDRESS = "10.99.0.1"
@@ -63,3 +66,18 @@ def pull_cable(pulled: bool) -> None:
 def fds() -> int:
     """Descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def quick_options(transport: str, address: str = ADDRESS, loss_timeout_s: int = 60) -> AttachOptions:
+    """A controller that tries each second."""
+    return AttachOptions(
+        target=Target(transport, address),
+        subsystem_nqn=NQN,
+        host_nqn="nqn.2026-01.lab:host",
+        host_id="11111111-2222-3333-4444-555555555555",
+        host_address=OTHER_ADDRESS if address == ADDRESS else ADDRESS,
+        keep_alive_s=3,
+        reconnect_delay_s=1,
+        loss_timeout_s=loss_timeout_s,
+        fail_fast_s=2,
+    )
