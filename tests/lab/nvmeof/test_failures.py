@@ -217,7 +217,7 @@ def test_a_peer_attaches_what_its_config_allows(attached: Attached) -> None:
             segment = careful.open(owner.endpoint)
             (why,) = {text for (_handle, name), text in segment.unreachable.items() if name == "nvmeof"}
             assert f"moonpool nvmf attach {NQN} --address {ADDRESS}" in why
-        allowed = {"nvmeof_attach": ("10.99.0.0/24",), "connect_timeout_ms": 30_000}
+        allowed: dict[str, Any] = {"nvmeof_attach": ("10.99.0.0/24",), "connect_timeout_ms": 30_000}
         with Engine(transports=("nvmeof",), **allowed) as initiator:
             segment = initiator.open(owner.endpoint)
             assert segment.unreachable == {}
@@ -255,7 +255,8 @@ def test_an_owner_killed_under_a_batch(attached: Attached) -> None:
             assert owner.stdin is not None
             endpoint, handle = owner.stdout.readline().split()
             segment = initiator.open(endpoint)
-            data, problems = os.urandom(1 << 20), []
+            data = os.urandom(1 << 20)
+            problems: list[MoonpoolError] = []
 
             def write(
                 segment: Segment = segment,
