@@ -556,3 +556,51 @@ def test_a_revoke_does_not_wait_for_a_lost_namespace(make_rig: Callable[..., Rig
     assert rig.segment.drop_region(HANDLE, 20.0), "the batch ended while its device was away"
     thread.join(20.0)
     assert list(batch.statuses()) == [Status.STALE_HANDLE]
+
+
+def test_more_batches_than_rings(make_rig: Callable[..., Rig]) -> None:
+    """Eight threads share two rings, each with a part of memory and namespace of its own."""
+    rig = make_rig()
+    part, rounds = SIZE // 8, 25
+    problems: list[object] = []
+
+    def work(k: int) -> None:
+        chance = random.Random(k)
+        for _ in range(rounds):
+            size = chance.choice([100, 512, 5000, 60_000])
+            offset = k * part + chance.randrange(part - size)
+            data = np.frombuffer(chance.randbytes(size), dtype=np.uint8)
+            here = rig.memory[rig.shift + k * part : rig.shift + k * part + size]
+            here[:] = data
+            batch = Batch(WRITE, 1)
+            batch.fill([rig.address + k * part], [HANDLE], [offset], [size], None, False)
+            rig.segment.bind(batch)
+            batch.drive_here()
+            here[:] = 0
+            back = Batch(READ, 1)
+            back.fill([rig.address + k * part], [HANDLE], [offset], [size], None, False)
+            rig.segment.bind(back)
+            back.drive_here()
+            if batch.worst or back.worst or not (here == data).all():
+                problems.append((k, size, batch.worst, back.worst))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert rig.rings[False].rings <= 2
+
+
+def test_a_thousand_appearances_leak_nothing(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(1000):
+        rig.drive.appearance += 1
+        assert rig.drive.namespace.open_devices() == LIVE
+    assert len(os.listdir("/proc/self/fd")) == before
+    rig.drive.namespace.close()
+    rig.drive.namespace.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert rig.run(READ, [0], [0], [512]) == [Status.COMPLETE]
