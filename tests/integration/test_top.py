@@ -17,6 +17,7 @@ from moonpool import Engine, ResourceError, UsageError
 from moonpool.cli.options import ExitCode
 from moonpool.cli.root import run
 from moonpool.cli.top import FETCH_TIMEOUT_S, Source, View, as_dict, look, split_address
+from moonpool.cli.top_samples import SERVED_TO
 
 SIZE = 1 << 16
 TIMEOUT_S = 60
@@ -143,7 +144,8 @@ def test_rates_of_an_engine_at_work(capsys: pytest.CaptureFixture[str]) -> None:
         assert line["p50_us"] <= line["p99_us"]
         look(watched)
         assert as_dict(watched, View("bandwidth", 10))["paths"] == []
-        assert [line["op"] for line in as_dict(watched, View("name", 9, idle=True))["paths"]] == ["READ"]
+        idle = as_dict(watched, View("name", 9, idle=True))["paths"]
+        assert [line["op"] for line in idle if line["peer"] != SERVED_TO] == ["READ"]
         code, out = top("--once", "--interval", "0.05", "--idle", watched[0].name, capsys=capsys)
         assert code == ExitCode.OK
         assert "watched" in out
@@ -151,6 +153,27 @@ def test_rates_of_an_engine_at_work(capsys: pytest.CaptureFixture[str]) -> None:
         code, out = top("--json", "--interval", "0.05", watched[0].name, "127.0.0.1:1", capsys=capsys)
         assert code == ExitCode.OK
         assert [source["ok"] for source in json.loads(out)["sources"]] == [True, False]
+
+
+def test_a_target_shows_what_its_lanes_serve() -> None:
+    with (
+        Engine(name="target", metrics_address="127.0.0.1:0", transports=("tcp",)) as target,
+        Engine(transports=("tcp",)) as engine,
+    ):
+        region = target.allocate(SIZE)
+        watched = [Source(split_address(target.metrics_address))]
+        look(watched)
+        segment = engine.open(target.endpoint)
+        for _ in range(4):
+            engine.read(segment, region.handle, 0, bytearray(SIZE))
+        look(watched)
+        (line,) = as_dict(watched, View("bandwidth", 10))["paths"]
+        assert (line["engine"], line["peer"], line["op"], line["bytes_total"]) == (
+            "target",
+            SERVED_TO,
+            "READ",
+            4 * SIZE,
+        )
 
 
 def test_the_live_table_on_a_terminal() -> None:

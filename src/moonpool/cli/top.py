@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from moonpool.cli.options import ExitCode, json_option, make_console, print_json
-from moonpool.cli.top_samples import ORDERS, Page, Rate, parse_page, rates
+from moonpool.cli.top_samples import ORDERS, SERVED_TO, Page, Rate, parse_page, rates
 from moonpool.units import format_size
 
 if TYPE_CHECKING:
@@ -101,7 +101,11 @@ class View:
 
     def choose(self, found: Sequence[Rate]) -> list[Rate]:
         """The rates to show."""
-        moving = [rate for rate in found if self.idle or rate.transfers_per_s or rate.errors_per_s]
+        moving = [
+            rate
+            for rate in found
+            if self.idle or rate.bytes_per_s or rate.transfers_per_s or rate.errors_per_s
+        ]
         return sorted(moving, key=ORDERS[self.sort])[: self.rows_max]
 
 
@@ -168,7 +172,8 @@ def fetch(address: tuple[str, int]) -> tuple[Page | None, str]:
 
 def as_dict(watched: Sequence[Source], view: View) -> dict[str, Any]:
     """What is shown, ready for JSON."""
-    chosen = view.choose([rate for source in watched for rate in source.rates])
+    every = [rate for source in watched for rate in source.rates]
+    chosen = view.choose(every)
     return {
         "schema": 1,
         "sources": [
@@ -176,9 +181,15 @@ def as_dict(watched: Sequence[Source], view: View) -> dict[str, Any]:
             for source in watched
         ],
         "seconds": seconds_of(watched),
-        "bytes_per_s": round(sum(rate.bytes_per_s for source in watched for rate in source.rates), 3),
+        "bytes_per_s": round(total(every, served=False), 3),
+        "served_bytes_per_s": round(total(every, served=True), 3),
         "paths": [rate.to_dict() for rate in chosen],
     }
+
+
+def total(every: Sequence[Rate], *, served: bool) -> float:
+    """Bytes a second of own transfers, or of those served to peers: both ends of one transfer may be watched."""
+    return sum(rate.bytes_per_s for rate in every if (rate.key.peer == SERVED_TO) == served)
 
 
 def seconds_of(watched: Sequence[Source]) -> float:
@@ -194,9 +205,9 @@ def draw(watched: Sequence[Source], view: View) -> Table:
 
     every = [rate for source in watched for rate in source.rates]
     chosen = view.choose(every)
-    total = format_rate(sum(rate.bytes_per_s for rate in every))
+    moved, served = (format_rate(total(every, served=which)) for which in (False, True))
     table = Table(
-        title=f"{total} in {seconds_of(watched):g} s, {len(chosen)} of {len(every)} paths",
+        title=f"{moved} moved, {served} served in {seconds_of(watched):g} s; {len(chosen)} of {len(every)} paths",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),

@@ -18,6 +18,9 @@ from moonpool.metrics import quantile_us
 SAMPLES_MAX: Final = 500_000
 PREFIX: Final = "moonpool_transfer"
 START: Final = "moonpool_start_time_seconds"
+#: What an engine's own threads served over tcp and unix lanes; memory that peers map moves without it.
+SERVED: Final = {"moonpool_target_bytes_read_total": "READ", "moonpool_target_bytes_written_total": "WRITE"}
+SERVED_TO: Final = "(served)"
 US_PER_S: Final = 1e6
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]{0,200})(?:\{(.*)\})?\s+(\S{1,40})(?:\s+-?\d{1,20})?")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]{0,100})="((?:[^"\\]|\\.)*)"\s*,?')
@@ -104,7 +107,7 @@ def parse_page(text: str, at_s: float) -> Page:
     for number, line in enumerate(text.splitlines()):
         if number >= SAMPLES_MAX:
             break
-        if not line.startswith((PREFIX, START)):
+        if not line.startswith((PREFIX, START, *SERVED)):
             continue
         sample = _parse_sample(line)
         if sample is None:
@@ -112,6 +115,9 @@ def parse_page(text: str, at_s: float) -> Page:
         name, labels, value = sample
         if name == START:
             started[_engine_of(labels)] = value
+        elif name in SERVED:
+            key = PathKey(_engine_of(labels), "lanes", SERVED_TO, "", SERVED[name])
+            paths[key] = PathTotals(bytes=value)
         else:
             _take(paths, name.removeprefix(PREFIX), labels, value)
     return Page(at_s, paths, started)
