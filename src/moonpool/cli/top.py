@@ -188,7 +188,7 @@ def as_dict(watched: Sequence[Source], view: View) -> dict[str, Any]:
 
 
 def total(every: Sequence[Rate], *, served: bool) -> float:
-    """Bytes a second of own transfers, or of those served to peers: both ends of one transfer may be watched."""
+    """Bytes a second of own transfers, or of those served to peers: both ends may be watched."""
     return sum(rate.bytes_per_s for rate in every if (rate.key.peer == SERVED_TO) == served)
 
 
@@ -207,7 +207,8 @@ def draw(watched: Sequence[Source], view: View) -> Table:
     chosen = view.choose(every)
     moved, served = (format_rate(total(every, served=which)) for which in (False, True))
     table = Table(
-        title=f"{moved} moved, {served} served in {seconds_of(watched):g} s; {len(chosen)} of {len(every)} paths",
+        title=f"{moved} moved, {served} served in {seconds_of(watched):g} s; "
+        f"{len(chosen)} of {len(every)} paths",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
