@@ -59,7 +59,7 @@ def test_a_batch_is_striped_over_all_rails(pair: RdmaPair) -> None:
     pair.check_write(2)
     assert all(rail.bytes_read and rail.bytes_written for rail in pair.rails())
     counters = pair.transport.counters()
-    assert counters["read_bytes_fake0_fake0"] + counters["read_bytes_fake1_fake1"] == pair.region.size_bytes
+    assert counters["read_bytes_fake0_to_0"] + counters["read_bytes_fake1_to_1"] == pair.region.size_bytes
     assert counters["rails_up"] == 2
 
 

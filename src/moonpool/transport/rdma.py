@@ -220,7 +220,8 @@ class RdmaTransport(PlainTransport):
         """What a link did so far."""
         done = Counter(resets=link.native.resets, refused=link.native.access_errors)
         for rail in link.rails():
-            ends = f"{self._nics[rail.local_nic].about.name}_{link.remote_nics[rail.remote_nic].name}"
+            # The peer's NIC by its number: names that peers choose would make counters without bound.
+            ends = f"{self._nics[rail.local_nic].about.name}_to_{rail.remote_nic}"
             done[f"read_bytes_{ends}"] += rail.bytes_read
             done[f"write_bytes_{ends}"] += rail.bytes_written
             done["rail_breaks"] += rail.breaks

@@ -5,6 +5,8 @@ from moonpool.native.verbs.devices import Device
 from moonpool.native.verbs.queue_pairs import CompletionQueue, QueuePair
 
 CHAIN: Final[int]
+STATES: Final[tuple[str, ...]]
+CAUSES: Final[tuple[str, ...]]
 
 @final
 class Link:
