@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 from moonpool.config import EngineConfig
-from moonpool.errors import LimitExceeded, MoonpoolError, PeerGone, TransportUnavailable, UnsupportedOperation
+from moonpool.errors import MoonpoolError, PeerGone, TransportUnavailable, UnsupportedOperation
 from moonpool.native.io.memory import SharedMemory, create_memory
 from moonpool.native.ofi.fabric import Fabric, OwnEnd, OwnMemory
 from moonpool.native.ofi.library import HOW_TO_GET_IT, library_version, providers
@@ -41,8 +41,6 @@ from moonpool.units import NS_PER_MS, NS_PER_US
 CONNECT: Final = "ofi.connect"
 #: Providers that have hardware, the preferred first.
 HARDWARE: Final = ("cxi", "efa", "verbs")
-#: Most endpoints that one control session may have at once.
-ENDS_PER_SESSION: Final = 4
 #: From this version on "tcp" has endpoints of the kind we need; before, they are called "net".
 TCP_HAS_OWN: Final = (1, 18)
 FLUSH_BYTES: Final = 4096
@@ -87,37 +85,37 @@ def open_fabric(config: EngineConfig) -> Fabric:
 
 @final
 class SessionEnds:
-    """The endpoints that each control session was given. Thread-safe."""
+    """The endpoint that each control session was given. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends: dict[int, dict[int, OwnEnd]] = {}
+        self._ends: dict[int, OwnEnd] = {}
         self._instances: dict[int, bytes] = {}
         self._last_number = 0
 
-    def give(self, session: OwnerSession, fabric: Fabric, previous: int | None) -> tuple[int, OwnEnd]:
-        """A new endpoint for a session, and its number; the previous one is closed first."""
+    def give(self, session: OwnerSession, fabric: Fabric) -> tuple[int, OwnEnd]:
+        """A new endpoint for a session, and its number; the one that it had is closed first.
+
+        Whatever question of the session got lost on its way, the last one asked is the one that counts.
+        """
         with self._lock:
-            mine = self._ends.setdefault(session.session_id, {})
-            self._instances[session.session_id] = session.peer_instance
-            old = mine.pop(previous, None) if previous is not None else None
-            if old is not None:
-                old.close()
-            if len(mine) >= ENDS_PER_SESSION:
-                raise LimitExceeded(
-                    f"a session has at most {ENDS_PER_SESSION} endpoints", limit=ENDS_PER_SESSION
-                )
+            self._close(session.session_id)
             end = fabric.listen()
+            self._ends[session.session_id] = end
+            self._instances[session.session_id] = session.peer_instance
             self._last_number += 1
-            mine[self._last_number] = end
             return self._last_number, end
 
     def close(self, session_id: int) -> None:
         """Nothing of that session lands any more."""
         with self._lock:
-            self._instances.pop(session_id, None)
-            for end in self._ends.pop(session_id, {}).values():
-                end.close()
+            self._close(session_id)
+
+    def _close(self, session_id: int) -> None:
+        self._instances.pop(session_id, None)
+        end = self._ends.pop(session_id, None)
+        if end is not None:
+            end.close()
 
     def close_all(self) -> None:
         """Nothing of anybody lands any more."""
@@ -226,7 +224,7 @@ class OfiTransport(PlainTransport):
                 "open the segment again once the peer is well"
             )
         assert self._flush is not None
-        number, end = self._ends.give(session, fabric, asked.previous)
+        number, end = self._ends.give(session, fabric)
         return Endpoint(number, end.address, RegionKey(self._flush.key, self._flush.base)).to_answer()
 
     def holders(self, handle: int) -> set[int]:
