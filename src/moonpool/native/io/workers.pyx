@@ -49,6 +49,14 @@ cdef enum:
 WORKERS_MAX = WORKERS_AT_MOST
 
 
+cdef struct mp_asking:
+    # One look at the queue: most that wait are of one segment, whose answer is found once.
+    mp_pool* pool
+    void* segment
+    bint known
+    bint answer
+
+
 cdef bint has_share(mp_pool* pool, mp_batch* batch) noexcept nogil:
     """True when the segment of a batch does not use up its share of threads. Lock held."""
     cdef uint32_t k, n = 0
@@ -59,11 +67,16 @@ cdef bint has_share(mp_pool* pool, mp_batch* batch) noexcept nogil:
 
 cdef int pool_may(void* context, void* what) noexcept nogil:
     """Whether a thread may drive a batch now, or its waiter has taken it over. Lock held."""
+    cdef mp_asking* asking = <mp_asking*>context
     cdef mp_batch* batch = <mp_batch*>what
     cdef int32_t state = mp_load32(&batch.state)
     if state != STATE_QUEUED and state != STATE_HELD:
         return TURN_GONE
-    return TURN_TAKE if has_share(<mp_pool*>context, batch) else TURN_NOT_NOW
+    if not asking.known or asking.segment != batch.segment:
+        asking.segment = batch.segment
+        asking.answer = has_share(asking.pool, batch)
+        asking.known = True
+    return TURN_TAKE if asking.answer else TURN_NOT_NOW
 
 
 cdef int pool_gone(void* context, void* what) noexcept nogil:
@@ -74,9 +87,10 @@ cdef int pool_gone(void* context, void* what) noexcept nogil:
 
 cdef bint pool_lacks(mp_pool* pool) noexcept nogil:
     """True when more batches could be driven than threads are idle. Lock held."""
+    cdef mp_asking asking = mp_asking(pool, NULL, False, False)
     if pool.turns.n <= pool.idle:
         return False
-    return turns_ready(&pool.turns, mp_now_ns(), pool_may, pool, pool.idle + 1) > pool.idle
+    return turns_ready(&pool.turns, mp_now_ns(), pool_may, &asking, pool.idle + 1) > pool.idle
 
 
 cdef mp_batch* let_go(mp_turn* turn) noexcept nogil:
@@ -88,7 +102,8 @@ cdef mp_batch* let_go(mp_turn* turn) noexcept nogil:
 
 cdef mp_batch* pool_pick(mp_pool* pool, uint64_t* wake_ns) noexcept nogil:
     """Take out the batch whose turn it is; NULL when none has one before `wake_ns` (0: one comes). Lock held."""
-    cdef mp_turn* turn = turns_next(&pool.turns, mp_now_ns(), pool_may, pool, wake_ns)
+    cdef mp_asking asking = mp_asking(pool, NULL, False, False)
+    cdef mp_turn* turn = turns_next(&pool.turns, mp_now_ns(), pool_may, &asking, wake_ns)
     return NULL if turn == NULL else let_go(turn)
 
 
