@@ -48,6 +48,7 @@ def test_the_golden_hosts_are_there() -> None:
         "cxl-node-without-cpus",
         "eight-gpu-two-socket",
         "lab-dax",
+        "lab-fabrics",
         "lab-node",
         "sriov-single-nic",
         "vm-without-numa",
