@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.native.fake_verbs.fabric import LIVE, FakeFabric
+from tests.native.fake_verbs.fabric import LIVE, FakeFabric, library_path
 from tests.native.rdma_pairs import SETTINGS, fake_fabric, transport_of, wait_until
 
 from moonpool import Engine, MoonpoolError, Op
 from moonpool.native.verbs import devices
 
+HERE = Path(__file__).resolve().parent
 CYCLES = 1_000
 #: What a cycle may leave in the process's memory, in bytes: far less than a queue pair or a region takes.
 GROWTH_BYTES_PER_CYCLE = 2_000
@@ -97,3 +100,11 @@ def test_peers_that_come_back_under_their_name(fabric: FakeFabric) -> None:
                 initiator.read(segment, segment.regions[0].handle, 0, mine.address, 4096)
         wait_until(lambda: not transport_of(initiator).links(), "all links are gone")
         del mine, segment
+
+
+def test_owners_that_are_killed_under_transfers(tmp_path: Path) -> None:
+    """In processes of their own: batches end with PEER_GONE, and the initiator keeps nothing of the dead."""
+    command = [sys.executable, str(HERE / "rdma_two_processes.py"), "initiator", library_path()]
+    environment = {**os.environ, "FAKE_VERBS_SHARE": str(tmp_path / "fabric")}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
