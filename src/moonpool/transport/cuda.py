@@ -209,10 +209,15 @@ class CudaTransport(PlainTransport):
     # ---- of the initiator ----------------------------------------------------------------------------------
 
     def connect(self, peer: PeerSide, segment: SegmentSide) -> Sequence[PathInfo]:
-        """One path, for transfers with a device on either side."""
+        """One path, for transfers with a device on either side; none when there is no memory to stage in."""
         reach = self._reaches.get(peer)
         if reach is None:
-            reach = DeviceReach(self._made_stages(), None if peer.is_self else _asker_of(peer))
+            try:
+                stages = self._made_stages()
+            except MoonpoolError as problem:
+                segment.note_unreachable(0, self.name, problem)
+                return ()
+            reach = DeviceReach(stages, None if peer.is_self else _asker_of(peer))
             self._reaches[peer] = reach
         path = add_device_path(segment.native, reach)
         return (PathInfo(path, self.name, self.runtime.name, peer.endpoint),)
@@ -220,7 +225,7 @@ class CudaTransport(PlainTransport):
     def reach(self, peer: PeerSide, segment: SegmentSide, region: RemoteRegionSide) -> bool:
         """By the device's address where we can have it, and by the owner's serving where it does."""
         published = region.attributes.get(self.name)
-        if published is None:
+        if published is None or peer not in self._reaches:
             return False
         try:
             about = decode(published)
@@ -281,6 +286,8 @@ class CudaTransport(PlainTransport):
 
     def _checked(self, pointer: int, region: RemoteRegionSide) -> int:
         """The pointer, once the runtime agrees that so many bytes of a device are there."""
+        if not 0 < pointer < 1 << 64:
+            raise ProtocolError(f"the peer gave the impossible address {pointer:#x}")
         about = self.runtime.classify(pointer)
         if about.kind == "host":
             raise ProtocolError("what the peer gave is no memory of a device")

@@ -60,7 +60,7 @@ from moonpool.native.io.batch cimport (
     mp_batch,
 )
 from moonpool.native.io.copying cimport DIGEST_CHUNK, store_fence
-from moonpool.native.io.guard cimport mp_load32, mp_now_ns, mp_store32, mp_swap_if32
+from moonpool.native.io.guard cimport mp_add32, mp_load32, mp_now_ns, mp_store32, mp_swap_if32
 from moonpool.native.io.regions cimport EXTRA_CUDA, LocalRegions
 from moonpool.native.io.segment cimport (
     NativeSegment,
@@ -83,6 +83,7 @@ cdef extern from "time.h" nogil:
 cdef enum:
     ENTRY_BYTES = 48      # of a request to the owner, for each piece
     TRIES_MAX = 4
+    TURN_WINDOWS = 8      # so many, and another batch is served
     NAP_NS = 200000
 
 
@@ -209,12 +210,26 @@ cdef int begin_asking(mp_pump* pump) noexcept nogil:
     cdef int early
     nap.tv_sec = 0
     nap.tv_nsec = NAP_NS
-    while not mp_swap_if32(&pump.reach.asking, 0, 1):
+    if mp_swap_if32(&pump.reach.asking, 0, 1):
+        return COMPLETE
+    mp_add32(&pump.reach.waiting, 1)
+    while True:
         early = batch_interrupted(pump.batch)
-        if early:
-            return early
+        if early or mp_swap_if32(&pump.reach.asking, 0, 1):
+            break
         nanosleep(&nap, NULL)
-    return COMPLETE
+    mp_add32(&pump.reach.waiting, -1)
+    return early
+
+
+cdef int let_others_ask(mp_pump* pump) noexcept nogil:
+    """Give the others that wait to be served a turn. A status."""
+    cdef timespec nap
+    nap.tv_sec = 0
+    nap.tv_nsec = 2 * NAP_NS  # longer than they sleep between two tries
+    mp_store32(&pump.reach.asking, 0)
+    nanosleep(&nap, NULL)
+    return begin_asking(pump)
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------
@@ -280,12 +295,16 @@ cdef void answered(mp_pump* pump, int slot) noexcept nogil:
         window_done(pump, &pump.stage.window[slot])
 
 
-cdef void run_windows(mp_pump* pump) noexcept nogil:
-    """All windows, the fetching of one beside the storing of the one before."""
+cdef bint run_windows(mp_pump* pump, bint served) noexcept nogil:
+    """All windows, the fetching of one beside the storing of the one before.
+
+    True when it stopped between two because others want to be served, with nothing on its way.
+    """
     cdef mp_window* window = &pump.stage.window[0]
     cdef mp_window* following
     cdef bint reading = pump.batch.op == OP_READ, more
-    cdef int slot = 0
+    cdef int slot = 0, done = 0
+    cdef bint turn = False
     cdef int early = batch_interrupted(pump.batch)
     more = early == 0 and cut(pump, window)
     if more:
@@ -297,7 +316,9 @@ cdef void run_windows(mp_pump* pump) noexcept nogil:
             ask_owner(pump, NULL, 1 - slot)
             answered(pump, 1 - slot)
         early = batch_interrupted(pump.batch)
-        more = not pump.lost and not pump.retry and early == 0 and cut(pump, following)
+        done += 1
+        turn = served and done >= TURN_WINDOWS and mp_load32(&pump.reach.waiting) > 0
+        more = not pump.lost and not pump.retry and not turn and early == 0 and cut(pump, following)
         if more:
             begin(pump, following, 1 - slot)
         if reading and pump.asked and pump.asked_slot == slot:
@@ -313,6 +334,7 @@ cdef void run_windows(mp_pump* pump) noexcept nogil:
         answered(pump, slot)
     if early:
         batch_fail_pending(pump.batch, <uint8_t>early)
+    return turn and not early and not pump.lost and not pump.retry
 
 
 cdef bint any_ours(mp_pump* pump, bint* served) noexcept nogil:
@@ -341,12 +363,13 @@ cdef void run_once(mp_pump* pump, bint served) noexcept nogil:
     if pump.stage != NULL and served:
         status = begin_asking(pump)
     if status == COMPLETE:
-        run_windows(pump)
-        if served:
+        while status == COMPLETE and run_windows(pump, served):
+            status = let_others_ask(pump)
+        if served and status == COMPLETE:
             mp_store32(&pump.reach.asking, 0)
         if pump.lost:
-            batch_fail_ours(pump, STALLED)
-    else:
+            status = STALLED
+    if status:
         batch_fail_ours(pump, status)
     if pump.stage != NULL:
         stage_give(pump.stages, pump.stage, not pump.lost)
@@ -365,7 +388,7 @@ cdef int device_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
     cdef mp_pump pump
     cdef uint64_t one = 0, i, left = 0, started = mp_now_ns()
     cdef bint served = False
-    cdef int tries
+    cdef int _tries
     pump.path = path
     pump.segment = segment
     pump.batch = batch
@@ -373,7 +396,7 @@ cdef int device_run(mp_path* path, mp_segment* segment, mp_batch* batch) noexcep
     pump.stages = pump.reach.stages
     pump.carried = pump.n_bytes = pump.near_end = 0
     pump.left = NULL
-    for tries in range(TRIES_MAX):
+    for _tries in range(TRIES_MAX):
         if not any_ours(&pump, &served):
             break
         if pump.left == NULL:

@@ -27,6 +27,7 @@ cdef struct mp_reach:
     uint64_t far_handle   # the owner's region for us, 0: none
     uint64_t far_slot_bytes
     int32_t asking        # one batch at a time is served by the owner
+    int32_t waiting       # others that want to be
 
 cdef struct mp_pump:
     mp_path* path

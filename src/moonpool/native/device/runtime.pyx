@@ -103,8 +103,11 @@ cdef class DeviceRuntime:
         cdef mp_runtime* rt = self.raw
         return {
             "pinning": rt.call[<int>MP_REGISTER] != NULL and rt.call[<int>MP_UNREGISTER] != NULL,
-            "IPC": rt.call[<int>MP_IPC_EXPORT] != NULL and rt.call[<int>MP_IPC_OPEN] != NULL
-                   and rt.call[<int>MP_IPC_CLOSE] != NULL,
+            "IPC": (
+                rt.call[<int>MP_IPC_EXPORT] != NULL
+                and rt.call[<int>MP_IPC_OPEN] != NULL
+                and rt.call[<int>MP_IPC_CLOSE] != NULL
+            ),
             "dma-buf": rt.call[<int>MP_DMA_BUF] != NULL,
             "peer access": rt.call[<int>MP_CAN_PEER] != NULL,
         }

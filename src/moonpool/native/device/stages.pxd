@@ -1,4 +1,4 @@
-"""Stages: two pinned buffers each, with streams to the devices; a batch has one to itself while it runs (stages.pyx)."""
+"""Stages: two pinned buffers each, and streams to the devices; a batch has one to itself while it runs."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from moonpool.native.device.runtime cimport DeviceRuntime, mp_runtime

@@ -1,7 +1,7 @@
 """Pinned buffers and streams through which bytes of devices pass.
 
-The host memory that a device's copy engine touches is only ever a stage's own: a caller's buffer is filled from it by the
-CPU. So a copy that never ends can hurt nothing but its stage, which is then given up, with its bytes, for good.
+The host memory that a device's copy engine touches is only ever a stage's own: a caller's buffer is filled from it by
+the CPU. So a copy that never ends can hurt nothing but its stage, which is then given up, with its bytes, for good.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
