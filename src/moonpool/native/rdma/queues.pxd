@@ -143,4 +143,5 @@ cdef void pair_break(mp_link* link, uint32_t k, int cause, uint64_t now) noexcep
 cdef void pair_post(mp_link* link, uint32_t k, mp_run* run, bint marked, uint64_t now) noexcept nogil
 cdef void pair_drained(mp_link* link, uint32_t k, uint64_t now) noexcept nogil
 cdef void run_settle(mp_run* run, mp_piece* piece) noexcept nogil
+cdef void run_redo(mp_run* run, mp_piece* piece) noexcept nogil
 cdef void run_fail(mp_run* run, uint64_t i, int status) noexcept nogil

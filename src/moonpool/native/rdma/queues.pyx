@@ -101,14 +101,11 @@ cdef void piece_done(mp_run* run, mp_piece* piece) noexcept nogil:
     run_settle(run, piece)
 
 
-cdef void piece_back(mp_run* run, mp_piece* piece) noexcept nogil:
-    """A broken rail gives a piece back: to be done again, unless its transfers have ended."""
+cdef void run_redo(mp_run* run, mp_piece* piece) noexcept nogil:
+    """A piece is to be done again."""
     cdef mp_piece* grown
     cdef uint32_t room
     cdef uint64_t i
-    give_slot(run, piece)
-    if piece.count == 0:
-        return
     if run.n_redo == run.redo_room:
         room = run.redo_room * 2 if run.redo_room else REDO_ROOM_AT_LEAST
         grown = <mp_piece*>realloc(run.redo, room * sizeof(mp_piece))
@@ -120,6 +117,13 @@ cdef void piece_back(mp_run* run, mp_piece* piece) noexcept nogil:
         run.redo_room = room
     run.redo[run.n_redo] = piece[0]
     run.n_redo += 1
+
+
+cdef void piece_back(mp_run* run, mp_piece* piece) noexcept nogil:
+    """A broken rail gives a piece back: to be done again, unless its transfers have ended."""
+    give_slot(run, piece)
+    if piece.count:
+        run_redo(run, piece)
 
 
 cdef void piece_refused(mp_run* run, mp_piece* piece, int wc_status) noexcept nogil:

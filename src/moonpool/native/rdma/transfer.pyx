@@ -50,6 +50,7 @@ from moonpool.native.rdma.queues cimport (
     pair_break,
     pair_post,
     run_fail,
+    run_redo,
 )
 from moonpool.native.verbs.ibverbs cimport (
     IBV_WR_RDMA_READ,
@@ -178,7 +179,7 @@ cdef int cut_redo(mp_run* run, uint64_t now, uint32_t allowed, mp_piece* piece, 
         ended = False
         for i in range(piece.first, <uint64_t>piece.first + piece.count):
             ended = taken_back(run, i) or run.left[i] >= FAILED or ended
-        if ended:  # those of the piece that have not ended are done again one by one
+        if ended:
             run.n_redo -= 1
             if piece.count > 1:
                 redo_alone(run, piece)
@@ -195,18 +196,18 @@ cdef int cut_redo(mp_run* run, uint64_t now, uint32_t allowed, mp_piece* piece, 
 
 
 cdef void redo_alone(mp_run* run, mp_piece* piece) noexcept nogil:
-    """Take a gathered piece apart: its place in `redo` is free, and so is one for each of its transfers but one."""
+    """Take a gathered piece apart: what is left of it is done again one by one."""
+    cdef mp_piece one
     cdef uint64_t i
     for i in range(piece.first, <uint64_t>piece.first + piece.count):
-        if run.left[i] < FAILED and run.n_redo < run.redo_room:
-            run.redo[run.n_redo].first = <uint32_t>i
-            run.redo[run.n_redo].count = 1
-            run.redo[run.n_redo].start = 0
-            run.redo[run.n_redo].length = run.batch.length[i]
-            run.redo[run.n_redo].slot = -1
-            run.n_redo += 1
-        elif run.left[i] < FAILED:
-            run_fail(run, i, STALE_HANDLE)
+        if run.left[i] < FAILED:
+            one.first = <uint32_t>i
+            one.count = 1
+            one.start = 0
+            one.length = run.batch.length[i]
+            one.slot = -1
+            one.spare = 0
+            run_redo(run, &one)
 
 
 cdef bint placed(mp_run* run, mp_piece* piece) noexcept nogil:
