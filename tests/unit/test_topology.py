@@ -19,6 +19,7 @@ from moonpool.topology import (
     RecordingReader,
     Topology,
     parse_topology,
+    pool_identity,
     priority_matrix,
     read_topology,
 )
@@ -50,6 +51,7 @@ def test_the_golden_hosts_are_there() -> None:
         "lab-dax",
         "lab-fabrics",
         "lab-node",
+        "lab-type3",
         "sriov-single-nic",
         "vm-without-numa",
     ]
@@ -271,3 +273,12 @@ def test_live_reader_gives_none_for_what_cannot_be_read(tmp_path: Path) -> None:
     assert reader.list("/sys") == ("binary", "pipe", "plain")
     assert reader.list("/nowhere") == ()
     assert reader.list("/\x00") == ()
+
+
+def test_a_cxl_region_of_the_lab_is_named_by_its_device() -> None:
+    topology = golden("lab-type3")
+    (dax,) = topology.dax_devices
+    assert (dax.mappable, dax.cxl_region, dax.device_number is not None) == (True, "region0", True)
+    assert topology.cxl_regions[0].memories == ("mem0",)
+    assert pool_identity(dax, topology.cxl_regions, topology.cxl_memories) == "serial:c0ffee"
+    assert [node.location for node in golden("lab-node").far_nodes] == ["cxl:2"]
