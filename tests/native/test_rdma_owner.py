@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from tests.native.fake_verbs.fabric import FakeFabric
-from tests.native.rdma_pairs import MIB, RdmaPair, fake_fabric, pattern, rdma_pair, transport_of, wait_until
+from tests.native.rdma_pairs import (
+    MIB,
+    SETTINGS,
+    RdmaPair,
+    fake_fabric,
+    pattern,
+    rdma_pair,
+    transport_of,
+    wait_until,
+)
 
 from moonpool import Access, Engine, Op, OutOfMemory, StaleHandle, Status, TransportUnavailable
 from moonpool.errors import AccessDenied, LimitExceeded, ProtocolError
@@ -281,3 +292,33 @@ def test_memory_of_devices_goes_straight_to_memory_of_devices(pair: RdmaPair) ->
         Op.READ, pair.segment, here.device_address, far.handle, 0, 4096, digest=True, check=False
     )
     assert list(batch.status) == [Status.UNSUPPORTED]
+
+
+def test_engines_that_open_each_other_at_once(fabric: FakeFabric) -> None:
+    """Three engines, each opening both others from several threads: nobody waits for who waits for him."""
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(Engine(transports=("rdma", "tcp"), **SETTINGS)) for _ in range(3)]
+        for number, engine in enumerate(engines):
+            engine.allocate(4096).view[:4] = bytes([number] * 4)
+        ready, failures = threading.Barrier(12), []
+
+        def open_both(engine: Engine) -> None:
+            try:
+                ready.wait(20)
+                for number, other in enumerate(engines):
+                    if other is not engine:
+                        segment = engine.open(other.endpoint)
+                        assert segment.paths[0].transport == "rdma"
+                        target = bytearray(4)
+                        engine.read(segment, segment.regions[0].handle, 0, target)
+                        assert target == bytes([number] * 4)
+            except BaseException as problem:
+                failures.append(problem)
+
+        threads = [threading.Thread(target=open_both, args=(engine,)) for engine in engines for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failures
+        assert [len(transport_of(engine).links()) for engine in engines] == [2, 2, 2]
