@@ -1,12 +1,13 @@
 """The file transport beside fio, in turn in one run, with the same engine, flags and file.
 
-    python -m moonpool.bench.file_pair [--pairs 30] [--seconds 0.5] [--folder DIR] [--file-mib 1024] [--json]
+    python -m moonpool.bench.file_pair [--pairs 30] [--seconds 0.5] [--folder DIR] [--file-mib 1024]
+        [--only randread,randwrite] [--json]
 
 fio's job is `--ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1` at the cell's depth; ours is
 `Engine.transfer` with arrays, on a region of the file, from and into engine memory (registered buffers and
 files, O_DIRECT). Each pair is two runs one after the other, in an order that alternates; what counts is the
 median of the ratios of a pair with its bootstrap interval. The file is laid out in full before, and removed
-afterwards. fio's start is not counted: it says what it did in its own run time.
+afterwards. fio's start is not counted: it says what it did in its own run time. We pause for as long.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from moonpool.operations import Op
 from moonpool.units import KIB, MIB
 
 FLOOR: Final = 0.9
-#: Transfers in one call: enough that the end of a batch, where the queue runs dry, weighs little.
-_CALL_BYTES: Final = {4 * KIB: 16 * MIB, 1 * MIB: 64 * MIB}
+#: One call: enough that its end, where the queue runs dry, weighs little, and so short that our runs last no
+#: longer than fio's, for a virtual disk that saved up speed while idle has used it up after a while.
+_CALL_BYTES: Final = {4 * KIB: 4 * MIB, 1 * MIB: 64 * MIB}
 _ORDERS: Final = 16
 _FIO_TIMEOUT_S: Final = 60.0
 _SEED: Final = 20_261_130
@@ -139,8 +141,8 @@ class FileLoad:
         self._engine.close()
 
 
-def run_fio(path: Path, cell: Cell, seconds: float) -> float:
-    """fio's bytes a second in a run of its own."""
+def run_fio(path: Path, cell: Cell, seconds: float) -> tuple[float, float]:
+    """fio's bytes a second in a run of its own, and how long it was busy with other things than I/O."""
     words = [
         "fio",
         "--name=pair",
@@ -160,28 +162,36 @@ def run_fio(path: Path, cell: Cell, seconds: float) -> float:
         f"--runtime={round(seconds * 1000)}ms",
         "--output-format=json",
     ]
+    started = time.perf_counter()
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_FIO_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as problem:
         raise click.ClickException(f"fio failed: {problem}") from problem
     (job,) = json.loads(done.stdout)["jobs"]
-    return float(job[cell.op.name.lower()]["bw_bytes"])
+    rest = time.perf_counter() - started - seconds
+    return float(job[cell.op.name.lower()]["bw_bytes"]), max(0.0, rest)
 
 
 def measure(path: Path, cell: Cell, pairs: int, seconds: float) -> tuple[Outcome, dict[str, int]]:
-    """One cell: pairs of runs, ours first in every other one."""
+    """One cell: pairs of runs, ours first in every other one.
+
+    fio lets the device rest while it starts and ends, and so do we for as long: a virtual disk saves up what
+    it may do while it is idle.
+    """
     load = FileLoad(path, cell)
     ours: list[float] = []
     theirs: list[float] = []
     try:
         load.run(seconds)  # pins the memory's pages, which fio does before its run time begins
+        _, rest = run_fio(path, cell, seconds)
         for number in range(pairs):
-            if number % 2:
-                theirs.append(run_fio(path, cell, seconds))
-                ours.append(load.run(seconds))
-            else:
-                ours.append(load.run(seconds))
-                theirs.append(run_fio(path, cell, seconds))
+            for side in ("fio", "ours") if number % 2 else ("ours", "fio"):
+                if side == "fio":
+                    speed, rest = run_fio(path, cell, seconds)
+                    theirs.append(speed)
+                else:
+                    time.sleep(rest)
+                    ours.append(load.run(seconds))
         counters = load.counters()
     finally:
         load.close()
@@ -232,10 +242,14 @@ def as_row(outcome: Outcome, counters: dict[str, int]) -> dict[str, Any]:
 @click.option("--pairs", default=30, show_default=True, type=click.IntRange(2, 1_000))
 @click.option("--seconds", default=0.5, show_default=True, type=click.FloatRange(0.1, 60))
 @click.option("--folder", default=None, help="Where the file is made; the file system is what is measured.")
-@click.option("--file-mib", default=1_024, show_default=True, type=click.IntRange(64, 1 << 20))
+@click.option("--file-mib", default=1_024, show_default=True, type=click.IntRange(128, 1 << 20))
+@click.option("--only", default="", help="Some of read,write,randread,randwrite; all by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def main(pairs: int, seconds: float, folder: str | None, file_mib: int, as_json: bool) -> None:
+def main(pairs: int, seconds: float, folder: str | None, file_mib: int, only: str, as_json: bool) -> None:
     """Measure the file transport beside fio; exit 1 when a median ratio is below 0.9."""
+    chosen = [cell for cell in CELLS if not only or cell.rw in only.split(",")]
+    if not chosen:
+        raise click.UsageError(f"--only={only!r} names none of {', '.join(cell.rw for cell in CELLS)}")
     version = fio_version()
     about = f"{version}, Linux {platform.release()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
     rows: list[dict[str, Any]] = []
@@ -243,7 +257,7 @@ def main(pairs: int, seconds: float, folder: str | None, file_mib: int, as_json:
         print(f"{about}; {pairs} pairs of {seconds:g} s a cell")
         print("| I/O | ours MB/s | fio MB/s | ratio (95 % interval) |\n|---|---|---|---|")
     with laid_out_file(folder, file_mib * MIB) as path:
-        for cell in CELLS:
+        for cell in chosen:
             outcome, counters = measure(path, cell, pairs, seconds)
             rows.append(as_row(outcome, counters))
             if not as_json:
