@@ -6,14 +6,14 @@ import errno
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, TypeAlias, final
 
 from moonpool.errors import AccessDenied, ResourceError
 from moonpool.topology.sysfs import SysfsReader
 from moonpool.transport.nvme_sysfs import Namespace, find_namespace, read_subsystems
 
-if TYPE_CHECKING:
-    from moonpool.native.nvmeof.namespace import Devices
+#: Char device and block device, each -1 when not open, and of which appearance of the namespace they are.
+Devices: TypeAlias = tuple[int, int, object]
 
 GONE: Final = 0
 COMING_BACK: Final = 1

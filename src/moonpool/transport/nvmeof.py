@@ -10,8 +10,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, final
 
 from moonpool.config import EngineConfig
 from moonpool.errors import (
@@ -56,9 +56,8 @@ from moonpool.transport.nvme_sysfs import Namespace, read_subsystems
 from moonpool.transport.plain import PlainTransport
 from moonpool.units import MS_PER_S, NS_PER_MS
 
-if TYPE_CHECKING:
-    from moonpool.native.nvmeof.ways import Ask
-
+#: ask(region, [(offset, bytes)], timeout_s): the status of each.
+Ask: TypeAlias = Callable[[int, list[tuple[int, bytes]], float], Sequence[int]]
 #: Commands under way for one batch: native/nvmeof/carry.pxd.
 DEPTH: Final = 32
 #: What the kernel may take over a command's own timeout until it has torn the queue down.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from moonpool.transport.nvme_attribute import Target
@@ -81,3 +81,29 @@ def quick_options(transport: str, address: str = ADDRESS, loss_timeout_s: int = 
         loss_timeout_s=loss_timeout_s,
         fail_fast_s=2,
     )
+
+
+@contextlib.contextmanager
+def large_blocks(size_bytes: int) -> Iterator[None]:
+    """A second namespace in the subsystem, with blocks of 4,096 bytes."""
+    image = Path("/dev/shm/large-blocks")
+    folder = _SUBSYSTEM / "namespaces" / "2"
+    with contextlib.ExitStack() as undo:
+        image.write_bytes(bytes(size_bytes))
+        undo.callback(image.unlink)
+        subprocess.run(["modprobe", "loop"], check=True, timeout=30)
+        made = subprocess.run(
+            ["losetup", "--find", "--show", "--sector-size", "4096", str(image)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        device = made.stdout.strip()
+        undo.callback(subprocess.run, ["losetup", "--detach", device], check=True, timeout=30)
+        folder.mkdir()
+        undo.callback(folder.rmdir)
+        (folder / "device_path").write_text(device)
+        (folder / "enable").write_text("1")
+        undo.callback((folder / "enable").write_text, "0")
+        yield

@@ -7,7 +7,7 @@ COUNTERS: Final[tuple[str, ...]]
 WAYS: Final[Mapping[str, int]]
 
 #: generic fd, block fd, and what tells this pair from another
-Devices: TypeAlias = tuple[int, int, object]
+_Devices: TypeAlias = tuple[int, int, object]
 
 @final
 class NativeNamespace:
@@ -20,11 +20,11 @@ class NativeNamespace:
         segments_max: int,
         away_ns: int,
         command_ms: int,
-        look: Callable[[Devices | None], tuple[int, Devices | None]],
+        look: Callable[[_Devices | None], tuple[int, _Devices | None]],
     ) -> Self: ...
     def open_devices(self) -> int: ...
     @property
-    def devices(self) -> Devices | None: ...
+    def devices(self) -> _Devices | None: ...
     @property
     def piece_bytes_max(self) -> int: ...
     @property

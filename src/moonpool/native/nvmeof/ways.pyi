@@ -6,11 +6,11 @@ from moonpool.native.io.segment import NativeSegment
 from moonpool.native.nvmeof.namespace import NamespaceRegion
 
 #: ask(handle, [(offset, bytes)], timeout_s) -> the status of each
-Ask: TypeAlias = Callable[[int, list[tuple[int, bytes]], float], Sequence[int]]
+_Ask: TypeAlias = Callable[[int, list[tuple[int, bytes]], float], Sequence[int]]
 
 @final
 class NamespaceWay:
-    def __new__(cls, rings: DiskRings, ask: Ask | None, *, passthrough: bool) -> Self: ...
+    def __new__(cls, rings: DiskRings, ask: _Ask | None, *, passthrough: bool) -> Self: ...
 
 def add_way(segment: NativeSegment, way: NamespaceWay) -> int: ...
 def write_pieces(

@@ -67,9 +67,9 @@ cdef enum:
     ASK_PIECES = 256
     ASK_BYTES = 24576
 
-NS_PER_S = 1e9
+cdef double NS_PER_S = 1e9
 # How long an owner may take when the batch has no deadline.
-ASK_S = 30.0
+cdef double ASK_S = 30.0
 
 cdef struct mp_ns_way:
     mp_ring_pool* pool
