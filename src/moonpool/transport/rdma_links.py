@@ -90,6 +90,7 @@ class PeerLink:
             self._config.spin_us * NS_PER_US,
             silence_ns(self._config),
             self._config.stall_timeout_ms * NS_PER_MS,
+            min(nic.pieces for nic in self._nics),
         )
         self.repairing = threading.Lock()
         self.remote_nics: tuple[Nic, ...] = ()

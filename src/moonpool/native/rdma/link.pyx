@@ -50,7 +50,7 @@ from moonpool.native.verbs.devices cimport Device
 from moonpool.native.verbs.ibverbs cimport ibv_wc, mp_cq_poll
 from moonpool.native.verbs.queue_pairs cimport CompletionQueue, QueuePair
 
-from moonpool.errors import OutOfMemory, UsageError
+from moonpool.errors import MoonpoolError, OutOfMemory, UsageError
 
 cdef enum:
     POLL_AT_ONCE = 32
@@ -112,8 +112,11 @@ cdef class Link:
         pthread_cond_destroy(&self.raw.news)
         free(self.raw)
 
-    def set_bounds(self, uint64_t spin_ns, uint64_t silence_ns, uint64_t stall_ns) -> None:
-        """Before the first rail: how long to spin, when a silent rail has failed, when a batch without rails has."""
+    def set_bounds(self, uint64_t spin_ns, uint64_t silence_ns, uint64_t stall_ns, uint32_t pieces_max) -> None:
+        """Before the first rail: how long to spin, when a silent rail has failed, when a batch without rails has, and
+        the local pieces of a request that every rail takes.
+        """
+        self.raw.sges_max = min(max(pieces_max, 1), SGES_MAX)
         self.raw.spin_ns = spin_ns
         self.raw.silence_ns = silence_ns
         self.raw.stall_ns = stall_ns
@@ -173,8 +176,6 @@ cdef class Link:
                 pair.mark_rkey = mark_rkey
                 pair.state = PAIR_PROBING if probe else PAIR_UP
                 pair.cause = 0
-                if queue_pair.pieces_max < self.raw.sges_max:
-                    self.raw.sges_max = queue_pair.pieces_max
                 if probe:
                     pair_post(self.raw, k, NULL, True, now)
                 if self.raw.waiters:
@@ -291,7 +292,10 @@ cdef class Link:
             pthread_mutex_unlock(&self.raw.lock)
 
     def shut(self, double timeout_s) -> bool:
-        """End all work, wait for the batches inside, and destroy the queue pairs; False when a batch stayed."""
+        """End all work, wait for the batches inside, and destroy the queue pairs.
+
+        False when a batch stayed, or a device refused: then call it again.
+        """
         cdef uint32_t k
         cdef uint64_t deadline = mp_deadline_ns(timeout_s)
         cdef bint empty
@@ -314,10 +318,14 @@ cdef class Link:
             pthread_mutex_unlock(&self.raw.lock)
         if not empty:
             return False
+        refused = False
         for one in (*self.queue_pairs, *self.queues):
             if one is not None:
-                one.close()
-        return True
+                try:
+                    one.close()
+                except MoonpoolError:
+                    refused = True
+        return not refused
 
     def rails(self) -> list:
         """Each rail as it is: (state, why it is broken, local NIC, remote NIC, bytes READ, bytes written, breaks,
