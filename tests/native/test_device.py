@@ -100,6 +100,19 @@ def test_the_context_of_the_caller_is_left_alone(stub: Stub) -> None:
     array.free()
 
 
+def test_a_forked_child_touches_no_context_of_its_parent(stub: Stub) -> None:
+    runtime = DeviceRuntime("cuda", stub.path)
+    array = DeviceArray(SIZE)
+    before = stub.count("contexts")
+    runtime.ipc_export(0, array.address)
+    assert stub.count("contexts") == before + 1
+    runtime.abandon_after_fork()
+    del runtime
+    assert stub.count("contexts") == before + 1, "nothing was given back that is the parent's"
+    stub.library.cuDevicePrimaryCtxRelease_v2(0)
+    array.free()
+
+
 def test_pinning_is_bounded_and_undone(stub: Stub, runtime: DeviceRuntime) -> None:
     memory = create_memory(SIZE)
     runtime.pin(memory.address, SIZE)

@@ -94,6 +94,8 @@ class CudaTransport(PlainTransport):
         same_process=True, same_host=True, other_hosts=True, over_unix=True, device_memory=True
     )
 
+    gauges = frozenset({"served_sessions", "staging_pinned", "last_error"})
+
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self.runtime = DeviceRuntime(config.device_runtime, config.device_library)
@@ -329,6 +331,10 @@ class CudaTransport(PlainTransport):
                 "served_bytes": self._serving.served_bytes,
             }
         return found | {"staging_pinned": int(self._pinned), "last_error": self.runtime.last_error}
+
+    def abandon_after_fork(self) -> None:
+        """A child has none of the parent's devices."""
+        self.runtime.abandon_after_fork()
 
     def close(self) -> None:
         """Let go of streams and pinned memory; what a copy may still touch is kept for good."""

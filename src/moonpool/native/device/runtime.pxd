@@ -41,6 +41,7 @@ cdef extern from "runtime.h" nogil:
         void* call[1]      # MP_DEVICE_CALLS of them
         int devices
         int32_t last_error
+        void* context[16]
         int (*enter)(mp_runtime* rt, int device, mp_current* saved) noexcept nogil
         void (*leave)(mp_runtime* rt, mp_current* saved) noexcept nogil
         int (*classify)(mp_runtime* rt, uint64_t address, mp_pointer* out) noexcept nogil

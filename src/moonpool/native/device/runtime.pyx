@@ -73,6 +73,12 @@ cdef class DeviceRuntime:
         with nogil:
             mp_runtime_release(self.raw)
 
+    def abandon_after_fork(self) -> None:
+        """In a forked child: forget the parent's contexts, which no call of the child may touch."""
+        cdef int device
+        for device in range(self.raw.devices):
+            self.raw.context[device] = NULL
+
     cdef int check(self, int code, str doing) except -1:
         """Raise what a call's answer means."""
         if code == MP_DEVICE_OK:
