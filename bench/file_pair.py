@@ -37,9 +37,8 @@ from moonpool.operations import Op
 from moonpool.units import KIB, MIB
 
 FLOOR: Final = 0.9
-#: One call: enough that its end, where the queue runs dry, weighs little, and so short that our runs last no
-#: longer than fio's, for a virtual disk that saved up speed while idle has used it up after a while.
-_CALL_BYTES: Final = {4 * KIB: 4 * MIB, 1 * MIB: 64 * MIB}
+#: One call: enough that its end, where the queue runs dry, weighs little.
+_CALL_BYTES: Final = {4 * KIB: 16 * MIB, 1 * MIB: 64 * MIB}
 _ORDERS: Final = 16
 _FIO_TIMEOUT_S: Final = 60.0
 _SEED: Final = 20_261_130
@@ -112,8 +111,8 @@ class FileLoad:
             chosen = np.arange(blocks // count * count, dtype=np.uint64).reshape(-1, count)
         return [row * size for row in chosen]
 
-    def run(self, seconds: float) -> float:
-        """Bytes a second."""
+    def run(self, seconds: float) -> tuple[float, float]:
+        """Bytes a second, and for how many seconds: whole calls, so a little longer than asked for."""
         moved, started = 0, time.perf_counter()
         while True:
             offsets = self._offsets[self._turn % len(self._offsets)]
@@ -129,7 +128,7 @@ class FileLoad:
             moved += batch.bytes_done
             spent = time.perf_counter() - started
             if spent >= seconds:
-                return moved / spent
+                return moved / spent, spent
 
     def counters(self) -> dict[str, int]:
         """What the rings counted: proof that I/O was direct and from registered buffers."""
@@ -175,23 +174,24 @@ def run_fio(path: Path, cell: Cell, seconds: float) -> tuple[float, float]:
 def measure(path: Path, cell: Cell, pairs: int, seconds: float) -> tuple[Outcome, dict[str, int]]:
     """One cell: pairs of runs, ours first in every other one.
 
-    fio lets the device rest while it starts and ends, and so do we for as long: a virtual disk saves up what
-    it may do while it is idle.
+    fio lets the device rest while it starts and ends, and so do we for as long; it runs for as long as our
+    latest run took: a virtual disk saves up what it may do while it is idle, and uses it up.
     """
     load = FileLoad(path, cell)
     ours: list[float] = []
     theirs: list[float] = []
     try:
-        load.run(seconds)  # pins the memory's pages, which fio does before its run time begins
-        _, rest = run_fio(path, cell, seconds)
+        _, spent = load.run(seconds)  # pins the memory's pages, which fio does before its run time begins
+        _, rest = run_fio(path, cell, spent)
         for number in range(pairs):
             for side in ("fio", "ours") if number % 2 else ("ours", "fio"):
                 if side == "fio":
-                    speed, rest = run_fio(path, cell, seconds)
+                    speed, rest = run_fio(path, cell, spent)
                     theirs.append(speed)
                 else:
                     time.sleep(rest)
-                    ours.append(load.run(seconds))
+                    speed, spent = load.run(seconds)
+                    ours.append(speed)
         counters = load.counters()
     finally:
         load.close()
