@@ -17,12 +17,12 @@ NATIVE_MODE := $(or $(MOONPOOL_NATIVE),auto)
 NATIVE_SOURCES := $(shell find src/moonpool/native -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.c')
 
 # The folders store/, bench/, kernels/ and conductor/ must not be importable by their bare names from the root.
-demo test bench bench-engine bench-pool sanitize: export PYTHONSAFEPATH := 1
+demo test contract bench bench-engine bench-pool sanitize: export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim build check format docs bench bench-engine bench-pool sanitize lab pythons clean
+.PHONY: help demo test contract sim build check format docs bench bench-engine bench-pool sanitize lab pythons clean
 
 help:  ## list the targets
 	@echo "usage: make TARGET"
@@ -33,6 +33,9 @@ demo: build $(STAMPS)/test-system  ## request traffic through a master, two node
 
 test: build $(STAMPS)/test-system  ## the test suite (choose with TESTS=, PYTEST_ARGS=)
 	$(BIN)/pytest $(PYTEST_ARGS) $(TESTS)
+
+contract: build $(STAMPS)/test-system  ## the contract suite over every way to move bytes that this machine has
+	MOONPOOL_CONTRACT_WAYS=all $(BIN)/pytest $(PYTEST_ARGS) tests/contract
 
 sim: build  ## the store's simulator: SEEDS worlds from seed FIRST, or STEPS steps; every invariant checked
 	$(BIN)/python -P tests/sim/run.py --seeds $(SEEDS) --first $(FIRST) --steps $(STEPS)

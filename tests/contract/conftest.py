@@ -4,8 +4,9 @@ A pair lives in this one process, so that a test can look at both ends of a tran
 with itself. tests/integration runs the same engines as processes of their own.
 
 MOONPOOL_CONTRACT_WAYS chooses ways by shell patterns, with commas between ("file*,nvmeof"); ways that need
-special hardware run only when they are named there. A test that needs the target's memory is marked with
-`memory_only` and why; it is left out for ways whose regions have no address.
+special hardware run only when they are named there, and variants of others too, or with "all" (`make contract`). A
+test that needs the target's memory is marked with `memory_only` and why; it is left out for ways whose regions
+have no address.
 """
 
 from __future__ import annotations
@@ -65,9 +66,28 @@ WAYS = [
 ]
 
 
+#: Variants of ways that run anyway: `make contract` runs them too.
+VARIANTS = frozenset(
+    {
+        "cuda-hip",
+        "cuda-own",
+        "cuda-served-shm",
+        "file-buffered",
+        "file-own",
+        "ofi-tcp-foreign",
+        "rdma-four-foreign",
+    }
+)
+
+
 def chosen_ways(ways: Sequence[Way], wanted: str | None) -> list[Way]:
-    """The ways that a run is over: by patterns, or all that every machine has."""
+    """The ways that a run is over: by patterns, or all that every machine has but variants.
+
+    "all" stands for every way that needs no special hardware.
+    """
     if wanted is None:
+        return [way for way in ways if not way.on_request and way.name not in VARIANTS]
+    if wanted == "all":
         return [way for way in ways if not way.on_request]
     patterns = [pattern.strip() for pattern in wanted.split(",")]
     chosen = [way for way in ways if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in patterns)]
