@@ -4,9 +4,9 @@ A pair lives in this one process, so that a test can look at both ends of a tran
 with itself. tests/integration runs the same engines as processes of their own.
 
 MOONPOOL_CONTRACT_WAYS chooses ways by shell patterns, with commas between ("file*,nvmeof"); ways that need
-special hardware run only when they are named there, and variants of others too, or with "all" (`make contract`). A
-test that needs the target's memory is marked with `memory_only` and why; it is left out for ways whose regions
-have no address.
+special hardware run only when they are named there, and variants of others too, or with "all" (`make
+contract`). A test that needs the target's memory is marked with `memory_only` and why; it is left out for
+ways whose regions have no address.
 """
 
 from __future__ import annotations
