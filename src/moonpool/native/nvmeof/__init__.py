@@ -1,1 +1,1 @@
-"""NVMe namespaces: commands by io_uring passthrough, requests by the block device, and what finds them again."""
+"""NVMe namespaces: commands by io_uring passthrough, requests by the block device, what finds them again."""
