@@ -1,15 +1,15 @@
 from collections.abc import Callable
-from typing import Self, TypeAlias, final
+from typing import Self, final
 
 from moonpool.native.device.stages import Stages
 from moonpool.native.io.regions import LocalRegions
 from moonpool.native.io.segment import NativeSegment
 
-Asker: TypeAlias = Callable[[int, bool, bytes, int], bytes]
-
 @final
 class DeviceReach:
-    def __new__(cls, stages: Stages, asker: Asker | None = None) -> Self: ...
+    def __new__(
+        cls, stages: Stages, asker: Callable[[int, bool, bytes, int], bytes] | None = None
+    ) -> Self: ...
     def serve_by(self, handle: int, slot_bytes: int) -> None: ...
     @property
     def served(self) -> bool: ...

@@ -8,6 +8,8 @@ class Pointer:
     base: int
     size_bytes: int
 
+KINDS: dict[int, str]
+
 def row_names() -> list[str]: ...
 @final
 class DeviceRuntime:

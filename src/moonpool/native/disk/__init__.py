@@ -1,1 +1,1 @@
-"""Files and devices by io_uring: rings that batches share, the loop that drives them, and plain files on top."""
+"""Files and devices by io_uring: rings that batches share, the loop that drives them, plain files on top."""

@@ -7,7 +7,6 @@ PIECE_BYTES: Final[int]
 PAGE_BYTES: Final[int]
 
 def direct_alignment(fd: int) -> tuple[int, int] | None: ...
-
 @final
 class Disk:
     def __new__(

@@ -3,7 +3,6 @@ from typing import Final, Self, final
 COUNTERS: Final[tuple[str, ...]]
 
 def probe_rings() -> int: ...
-
 @final
 class DiskRings:
     def __new__(cls, rings_max: int, depth: int, big_entries: bool = ...) -> Self: ...
