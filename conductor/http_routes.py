@@ -28,7 +28,7 @@ class Routes:
         HEAD is served by what serves GET.
         """
         method = "GET" if method == "HEAD" else method
-        name = self._literal.get((method, path))
+        name = self._literal.get((method, path)) or self._literal.get((method, unquote(path)))
         if name is not None:
             return name, ()
         allowed = list(self._methods.get(path, ()))

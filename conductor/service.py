@@ -20,7 +20,8 @@ from http import HTTPStatus
 from typing import Any, Final, final
 
 from moonpool.conductor import openapi, service_bodies, service_metrics
-from moonpool.conductor.http_port import HttpLimits, HttpPort, HttpRequest, HttpResponse, Outcome
+from moonpool.conductor.http_messages import HttpLimits, HttpRequest, HttpResponse, Outcome
+from moonpool.conductor.http_port import HttpPort
 from moonpool.conductor.http_routes import Routes
 from moonpool.conductor.registration import Registration, plain
 from moonpool.conductor.service_config import ConductorConfig
@@ -191,7 +192,8 @@ class ConductorService:
             return True
         given = request.headers.get("authorization", "")
         wanted = f"Bearer {self.config.token}"
-        return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+        # Header values came as bytes, one letter each.
+        return hmac.compare_digest(given.encode("latin-1"), wanted.encode())
 
     def _reply(self, request: HttpRequest, answer: Any, status: int = 200) -> HttpResponse:
         body, kind = service_bodies.encode_body(answer, request.content_type)

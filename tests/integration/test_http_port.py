@@ -10,14 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from moonpool.conductor.http_port import (
-    HEAD_BYTES_MAX,
-    HttpLimits,
-    HttpPort,
-    HttpRequest,
-    HttpResponse,
-    Outcome,
-)
+from moonpool.conductor.http_connection import HEAD_BYTES_MAX
+from moonpool.conductor.http_messages import HttpLimits, HttpRequest, HttpResponse, Outcome
+from moonpool.conductor.http_port import HttpPort
 from moonpool.conductor.http_routes import Routes
 from moonpool.conductor.service import listen
 
@@ -29,6 +24,8 @@ def echo(request: HttpRequest) -> Outcome:
     """Tells what came; `/slow` takes its time, `/broken` fails, `/large` is more than a socket holds."""
     if request.path == "/broken":
         raise RuntimeError("broken on purpose")
+    if "x-late" in request.headers:
+        raise RuntimeError("a trailer among the headers")
     if request.path == "/slow":
         return later(request)
     if request.path == "/large":
@@ -138,15 +135,18 @@ def test_a_request_may_come_byte_by_byte_chunked_or_after_a_promise() -> None:
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
         (post("/", b"x" * (BODY_MAX + 1)), 413),
-        (b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n", 413),
         (
-            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
             + b"400\r\n%s\r\n" % (b"y" * 0x400) * (BODY_MAX // 0x400 + 1),
             413,
         ),
         (b"GET / HTTP/1.1\r\nX: " + b"h" * (2 * HEAD_BYTES_MAX), 431),
         (b"GET /" + b"p" * (2 * HEAD_BYTES_MAX), 431),
-        (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 501),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415),
     ],
 )
 def test_what_is_no_request_is_refused_with_a_reason_and_the_connection_ends(
@@ -162,6 +162,119 @@ def test_what_is_no_request_is_refused_with_a_reason_and_the_connection_ends(
             other = await connect()
             other.send(post("/q", b""))
             assert await other.answer() == (200, b"POST /q ")
+
+    asyncio.run(run())
+
+
+CHUNKED = b"POST /q HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"x: " + b"t" * 4_000 + b"\r\n", b"t" * 4_000, b"1;" + b"e" * 4_000 + b"\r\na\r\n"],
+    ids=["trailers", "one trailer", "extensions"],
+)
+def test_framing_that_costs_more_than_it_carries_is_cut(endless: bytes) -> None:
+    async def run() -> None:
+        async with serving() as (_, connect):
+            client = await connect()
+            client.send(CHUNKED + (b"" if endless[:1] == b"1" else b"2\r\nab\r\n0\r\nname: "))
+            for _ in range(100):  # the request never ends
+                client.send(endless)
+                await client.writer.drain()
+            assert (await client.answer())[0] == 400
+
+    asyncio.run(run())
+
+
+def test_trailers_are_no_headers_and_tiny_chunks_are_one_body() -> None:
+    async def run() -> None:
+        async with serving() as (_, connect):
+            client = await connect()
+            client.send(CHUNKED + b"1\r\na\r\n" * 500 + b"0\r\nX-Late: 1\r\n\r\n" + post("/q", b"z"))
+            assert await client.answer() == (200, b"POST /q " + b"a" * 500)
+            assert await client.answer() == (200, b"POST /q z")
+
+    asyncio.run(run())
+
+
+def test_a_refusal_comes_after_the_answers_before_it() -> None:
+    async def run() -> None:
+        async with serving() as (_, connect):
+            client = await connect()
+            client.send(post("/slow", b"1") + post("/q", b"2") + b"GARBAGE\r\n\r\n")
+            assert await client.answer() == (200, b"late 1")
+            assert await client.answer() == (200, b"POST /q 2")
+            assert (await client.answer())[0] == 400
+            assert await client.ended()
+
+    asyncio.run(run())
+
+
+def test_half_closed_clients_get_their_answers() -> None:
+    async def run() -> None:
+        async with serving() as (_, connect):
+            client = await connect()
+            client.send(post("/slow", b"1") + post("/q", b"2"))
+            client.writer.write_eof()
+            assert await client.answer() == (200, b"late 1")
+            assert await client.answer() == (200, b"POST /q 2")
+            assert await client.ended()
+
+    asyncio.run(run())
+
+
+def test_upgrades_are_ignored_and_absolute_targets_are_paths() -> None:
+    async def run() -> None:
+        async with serving() as (_, connect):
+            client = await connect()
+            client.send(b"GET http://a/x?y HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert await client.answer() == (200, b"GET /x ")
+            client.send(b"GET /u HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+            assert await client.answer() == (200, b"GET /u ")
+            assert await client.ended()
+
+    asyncio.run(run())
+
+
+def test_one_connection_with_many_requests_leaves_turns_to_others() -> None:
+    async def run() -> None:
+        async with serving() as (port, connect):
+            many, other = await connect(), await connect()
+            many.send(post("/q", b"") * 2_000)
+            await many.writer.drain()
+            other.send(post("/q", b"other"))
+            assert await other.answer() == (200, b"POST /q other")
+            for _ in range(2_000):
+                assert (await many.answer())[0] == 200
+            assert port.held_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_bodies_together_are_bounded() -> None:
+    async def run() -> None:
+        async with serving() as (_, connect):
+            clients = [await connect() for _ in range(6)]
+            for client in clients:
+                client.send(b"POST /q HTTP/1.1\r\nHost: a\r\nContent-Length: 4000\r\n\r\n" + b"x" * 3_999)
+            found = await asyncio.gather(*(client.reader.read(12) for client in clients[-1:]))
+            assert found == [b"HTTP/1.1 503"]
+            clients[0].send(b"x")
+            assert (await clients[0].answer())[0] == 200
+
+    asyncio.run(run())
+
+
+def test_a_large_answer_that_was_taken_does_not_shorten_what_follows() -> None:
+    async def run() -> None:
+        async with serving(request_s=0.5, idle_s=30.0) as (port, connect):
+            client = await connect()
+            client.send(post("/large", b""))
+            assert len((await client.answer())[1]) == 32 << 20
+            (connection,) = port.connections
+            assert not connection.is_busy
+            assert connection.deadline > port.loop.time() + 10
 
     asyncio.run(run())
 
