@@ -8,10 +8,11 @@ one answers again the node tells it what it holds.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 from moonpool.engine.engine import Engine
 from moonpool.errors import EngineClosed, MoonpoolError
@@ -26,6 +27,15 @@ from moonpool.store.node_pages import node_pages, snapshot
 from moonpool.store.node_view_port import ViewPort, view_endpoint
 from moonpool.units import MS_PER_S
 
+_made: Final = itertools.count(1)
+
+
+def _default_name() -> str:
+    """Host and process id; further nodes of a process have a number too."""
+    number = next(_made)
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    return name if number == 1 else f"{name}-{number}"
+
 
 @final
 class Node:
@@ -38,7 +48,7 @@ class Node:
     def __init__(self, config: NodeConfig, engine: Engine | None = None) -> None:
         self.config = config
         host = config.host or socket.gethostname()
-        self.name: str = config.name or f"{socket.gethostname()}-{os.getpid()}"
+        self.name: str = config.name or _default_name()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._closed = False

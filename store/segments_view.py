@@ -233,11 +233,16 @@ def _out_of_reach(info: SegmentInfo, peer: Segment) -> TransportUnavailable:
     """The error for payload that no transport of ours gets at."""
     lies = peer.region(info.data).location
     reasons = "; ".join(text for (of, _), text in peer.unreachable.items() if of == info.data)
+    advice = (
+        "add the transport of that kind of place: connect(transports=...), or --transports and "
+        "MOONPOOL_TRANSPORTS of the commands; `moonpool doctor` tells which can run here"
+    )
+    if any(of == info.data and name != "all" for of, name in peer.unreachable):
+        advice = "look at that place on its node, and why this process may not open it"
     return TransportUnavailable(
         f"the payload of {info.name} lies at {lies}, which none of this pool's transports reaches"
         + (f" ({reasons})" if reasons else ""),
-        "add the transport of that kind of place to the engine's transports (--transports, "
-        "MOONPOOL_TRANSPORTS); `moonpool doctor` tells which can run here",
+        advice,
         peer=info.endpoint,
         segment=info.name,
     )

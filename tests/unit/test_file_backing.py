@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import stat
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -182,7 +183,7 @@ def test_a_shared_file_wears_its_tag_while_it_is_offered(tmp_path: Path) -> None
     backing = open_backing(f"file:{path}", 8192, FileOptions(shared=True))
     try:
         assert os.listxattr(path) == [TAG_NAME + backing.tag.hex()]
-        again = open_backing(f"file:{path}", 8192, FileOptions(shared=True))
+        again = open_backing(f"file:{path}", 8192, FileOptions(shared=True, exclusive=False))
         assert len(os.listxattr(path)) == 2
         again.close()
     finally:
@@ -190,6 +191,41 @@ def test_a_shared_file_wears_its_tag_while_it_is_offered(tmp_path: Path) -> None
     assert os.listxattr(path) == []
     with pytest.raises(UsageError, match="path of a shared file"):
         open_backing("file:/" + "x" * 1024, 8192, FileOptions(shared=True))
+
+
+def test_bytes_are_offered_by_one_owner_at_a_time(tmp_path: Path) -> None:
+    name = f"file:{tmp_path / 'file'}"
+    backing = open_backing(name, 2 * MIB, FileOptions(offset=MIB))
+    before = descriptors()
+    try:
+        for offset, size in ((MIB, 2 * MIB), (0, MIB + 1), (3 * MIB - 4096, 4096), (0, 8 * MIB)):
+            with pytest.raises(UsageError, match="offered already"):
+                open_backing(name, size, FileOptions(offset=offset, preallocate=False))
+        child = (
+            "import sys; from moonpool.transport.file_backing import FileOptions, open_backing\n"
+            f"open_backing({name!r}, {MIB}, FileOptions(offset={2 * MIB}))"
+        )
+        done = subprocess.run([sys.executable, "-P", "-c", child], capture_output=True, text=True, timeout=60)
+        assert "offered already" in done.stderr
+        for offset in (0, 3 * MIB):
+            open_backing(name, MIB, FileOptions(offset=offset)).close()
+        assert descriptors() == before
+    finally:
+        backing.close()
+    open_backing(name, 4 * MIB, FileOptions()).close()
+
+
+def test_a_disk_that_is_too_small_is_not_filled_and_a_link_stays(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    for path in (tmp_path / "new", link):
+        with pytest.raises(OutOfMemory, match="are wanted"):
+            open_backing(f"file:{path}", 4 * free, FileOptions())
+    assert link.is_symlink()
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "target").exists()
+    assert os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize > free // 2
 
 
 def test_only_files_and_block_devices_are_looked_at() -> None:

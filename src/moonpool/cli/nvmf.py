@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moonpool.cli.options import ExitCode, json_option, make_console, print_json
+from moonpool.cli.options import ExitCode, Seconds, json_option, make_console, print_json
 from moonpool.units import format_size
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def command() -> None:
 _timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 600),
+    type=Seconds(0.1, 600),
     default=30.0,
     show_default=True,
     help="Longest wait, in seconds.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +49,17 @@ class Size(_IntegerParam):
             return parse_size(str(value))
         except UsageError as exc:
             self.fail(exc.message, param, ctx)
+
+
+class Seconds(click.FloatRange):
+    """A time within bounds; "nan" is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Seconds; fails as a usage error."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no time", param, ctx)
+        return seconds
 
 
 class Names(click.ParamType[tuple[str, ...]]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from moonpool.cli.options import ExitCode, json_option, make_console, print_json
+from moonpool.cli.options import ExitCode, Seconds, json_option, make_console, print_json
 from moonpool.cli.top_samples import ORDERS, SERVED_TO, Page, Rate, parse_page, rates
 from moonpool.units import format_size
 
@@ -34,7 +34,7 @@ SOURCES_MAX: Final = 256
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.05, 3_600),
+    type=Seconds(0.05, 3_600),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",

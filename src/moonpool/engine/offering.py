@@ -64,6 +64,8 @@ class Offering:
         self._undrained: list[Region] = []
         #: Revoked, and what backs them is to be closed once no batch and no peer can touch it, by handle.
         self._unclosed: dict[int, Region] = {}
+        #: Revoked, but a transport says that a peer may still reach them; asked again now and then.
+        self._unforgotten: dict[int, Region] = {}
         #: Regions for one session's peer, by its id, or for this engine's own use (None).
         self._lent: dict[int, int | None] = {}
         self.grants = GrantBook()
@@ -222,11 +224,11 @@ class Offering:
         unconfirmed = gone | silent | self.grants.vm_holders_alive(handle)
         kept = self.grants.settle(handle, unconfirmed, region)
         forgotten = [transport.forget(region, timeout_s) for transport in self._transports]
-        if all(forgotten) and region.backing is not None:
+        if not all(forgotten):
+            self._unforgotten[handle] = region
+        elif region.backing is not None:
             self._unclosed[handle] = region
             self.let_go()
-        if drained and not all(forgotten):
-            self._undrained.append(region)
         if kept or silent or not drained or not all(forgotten):
             raise RevokeIncomplete(
                 "a peer did not confirm the revoke in time; "
@@ -238,6 +240,11 @@ class Offering:
     def let_go(self) -> None:
         """Close and forget what revoked regions have kept, as far as that is safe by now. Never waits."""
         self.grants.sweep()
+        for handle, late in list(self._unforgotten.items()):
+            forgotten = [transport.forget(late, 0.0) for transport in self._transports]  # each is asked
+            if all(forgotten):
+                del self._unforgotten[handle]
+                self._unclosed[handle] = late
         waiting = list(self._unclosed)
         if not (waiting or self._undrained) or not self._table.drain(0.0):
             return
@@ -279,14 +286,16 @@ class Offering:
             fds, self._read_only_fds = list(self._read_only_fds.values()), {}
             if not self._table.drain(0.0):
                 kept = (*self._regions.values(), *self._undrained, *self._unclosed.values())
-                _never_freed.extend(kept)
+                _never_freed.extend((*kept, *self._unforgotten.values()))
             else:
-                for region in (*self._regions.values(), *self._unclosed.values()):
+                late = (*self._unclosed.values(), *self._unforgotten.values())
+                for region in (*self._regions.values(), *late):
                     if region.backing is not None:
                         region.backing.close()
             self._regions.clear()
             self._undrained.clear()
             self._unclosed.clear()
+            self._unforgotten.clear()
         for fd in fds:
             os.close(fd)
         self.grants.close()

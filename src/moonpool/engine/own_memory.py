@@ -109,7 +109,11 @@ class OwnMemory:
             raise UsageError("this buffer is read-only: register it with access=Access.READ", field="access")
         if hold.on_device and devices is not None:
             backing = devices.adopt(hold)
-            region = self._offering.add(backing, Access(access), backing.location)
+            try:
+                region = self._offering.add(backing, Access(access), backing.location)
+            except BaseException:
+                backing.close()
+                raise
         else:
             region = self._offering.add(hold, Access(access), location)
         self._openings.own_region_added(region.handle)
@@ -132,6 +136,7 @@ class OwnMemory:
         the location.
         """
         self._check()
+        access = Access(access)
         self._offering.let_go()  # what an ended process kept of a device may be what is asked for now
         for transport in self._by_name.values():
             if transport.takes(location):
@@ -147,7 +152,7 @@ class OwnMemory:
                 raise UsageError(
                     f"{location} cannot be written here: offer it with access=Access.READ", field="access"
                 )
-            region = self._offering.add(backing, Access(access), backing.location, granted=granted)
+            region = self._offering.add(backing, access, backing.location, granted=granted)
         except BaseException:
             backing.close()
             raise

@@ -28,6 +28,8 @@ SYNC_CHOICES: Final = ("none", "data", "fua")
 #: linux/fs.h
 _BLKSSZGET: Final = 0x1268
 _BLKGETSIZE64: Final = 0x80081272
+#: fcntl(2): a lock of the open file, not of the process.
+_F_OFD_SETLK: Final = 37
 _READ_ONLY_ERRORS: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ETXTBSY})
 _SIZE_MAX: Final = 1 << 62
 
@@ -43,11 +45,12 @@ class FileOptions:
     sync: str = "none"
     preallocate: bool = True
     shared: bool = False
+    exclusive: bool = True
 
     def __post_init__(self) -> None:
         if type(self.offset) is not int or not 0 <= self.offset < _SIZE_MAX:
             raise UsageError(f"offset={self.offset!r} must be a number of bytes", field="offset")
-        for name in ("create", "direct", "preallocate", "shared"):
+        for name in ("create", "direct", "preallocate", "shared", "exclusive"):
             if type(getattr(self, name)) is not bool:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be True or False", field=name)
         if self.sync not in SYNC_CHOICES:
@@ -92,6 +95,7 @@ class FileBacking:
         self.tag = secrets.token_bytes(TAG_BYTES)
         self._read_only: tuple[int, int] | None = None
         self._tagged = False
+        self._claim = -1
 
     @property
     def address(self) -> int:
@@ -136,14 +140,35 @@ class FileBacking:
             ) from problem
         self._tagged = True
 
+    def claim(self) -> None:
+        """Keep others from offering these bytes while we do; UsageError when somebody does already.
+
+        The lock is that of a descriptor of its own, which no peer gets: it ends with this process.
+        """
+        if not self.options.exclusive:
+            return
+        self._claim = reopen(self.edge_fd, os.O_RDWR if self._writable else os.O_RDONLY)
+        kind = fcntl.F_WRLCK if self._writable else fcntl.F_RDLCK
+        lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, self.options.offset, self._size_bytes, 0)
+        try:
+            fcntl.fcntl(self._claim, _F_OFD_SETLK, lock)
+        except OSError as problem:
+            if problem.errno in (errno.EAGAIN, errno.EACCES):
+                raise UsageError(
+                    f"bytes of {self.path} from {self.options.offset} on are offered already, here or by "
+                    "another process: take others, end that one, or give exclusive=False",
+                    field="location",
+                ) from problem
+            # Some network file systems have no locks: then nobody is kept out.
+
     def close(self) -> None:
         """Closes the descriptors; idempotent."""
         if self._tagged:
             self._tagged = False
             with contextlib.suppress(OSError):
                 os.removexattr(self.edge_fd, TAG_NAME + self.tag.hex())
-        close_all(self.fd, self.edge_fd, *(self._read_only or ()))
-        self.fd = self.edge_fd = -1
+        close_all(self.fd, self.edge_fd, self._claim, *(self._read_only or ()))
+        self.fd = self.edge_fd = self._claim = -1
         self._read_only = None
 
 
@@ -176,6 +201,7 @@ def open_backing(location: str, size_bytes: int | None, options: FileOptions) ->
         close_all(fd, edge_fd)
         raise
     try:
+        backing.claim()
         _check_start(backing)
         if options.shared:
             backing.mark()
@@ -268,6 +294,8 @@ def _make_room(
             field="size_bytes",
         )
     if is_file and writable and options.create:
+        if options.preallocate:
+            _check_room(fd, path, end)
         try:
             if options.preallocate:
                 os.posix_fallocate(fd, options.offset, size)
@@ -278,10 +306,22 @@ def _make_room(
     return size
 
 
+def _check_room(fd: int, path: str, end: int) -> None:
+    """A disk that is too small must not be filled before that shows."""
+    about, system = os.fstat(fd), os.fstatvfs(fd)
+    wanted = end - about.st_blocks * 512
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and wanted > free:
+        raise OutOfMemory(
+            f"there is no room for the region in {path}: {wanted} bytes are wanted, {free} are free",
+            errno=errno.ENOSPC,
+        )
+
+
 def _undo(path: str, fd: int, before: int, fresh: bool) -> None:
     with contextlib.suppress(OSError):
         if fresh:
-            os.unlink(path)
+            os.unlink(os.path.realpath(path))
         elif 0 <= before < _size_of(fd):
             os.ftruncate(fd, before)
 
