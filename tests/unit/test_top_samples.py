@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moonpool.cli.top import shown
 from moonpool.cli.top_samples import ORDERS, PathKey, parse_page, rates
 from moonpool.metrics import render_prometheus
 
@@ -84,6 +85,11 @@ def test_labels_are_unescaped() -> None:
     text = 'moonpool_transfer_bytes_total{engine="a\\"b\\\\n\\n",transport="tcp",peer="{x=\\"1\\"}"} 5\n'
     (key,) = parse_page(text, 0.0).paths
     assert (key.engine, key.peer) == ('a"b\\n\n', '{x="1"}')
+
+
+def test_what_a_page_says_does_not_move_the_cursor() -> None:
+    assert shown("10.0.0.1:5") == "10.0.0.1:5"
+    assert shown("\x1b[2J\x1b]0;title\x07x\n") == "?[2J?]0;title?x?"
 
 
 @pytest.mark.parametrize(

@@ -227,12 +227,9 @@ def draw(watched: Sequence[Source], view: View) -> Table:
 
 def cells(rate: Rate) -> list[str]:
     """One line of the table."""
+    key = rate.key
     return [
-        rate.key.engine or rate.source,
-        rate.key.transport,
-        rate.key.peer,
-        rate.key.path,
-        rate.key.op,
+        *map(shown, (key.engine or rate.source, key.transport, key.peer, key.path, key.op)),
         format_rate(rate.bytes_per_s),
         f"{rate.transfers_per_s:,.0f}",
         f"{rate.errors_per_s:,.0f}",
@@ -240,6 +237,11 @@ def cells(rate: Rate) -> list[str]:
         format_us(rate.p99_us),
         format_size(int(rate.bytes_total)),
     ]
+
+
+def shown(text: str) -> str:
+    """What somebody's page said, without what would move a terminal's cursor."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 def format_rate(bytes_per_s: float) -> str:

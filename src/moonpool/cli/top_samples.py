@@ -131,17 +131,12 @@ def _parse_sample(line: str) -> tuple[str, dict[str, str], float] | None:
         value = float(match[3])
     except ValueError:
         return None
-    labels = {label: _shown(_ESCAPE.sub(_unescaped, text)) for label, text in _LABEL.findall(match[2] or "")}
+    labels = {label: _ESCAPE.sub(_unescaped, text) for label, text in _LABEL.findall(match[2] or "")}
     return None if math.isnan(value) else (match[1], labels, value)
 
 
 def _unescaped(escape: re.Match[str]) -> str:
     return _ESCAPES.get(escape[0], escape[0])
-
-
-def _shown(text: str) -> str:
-    """The text without what would move a terminal's cursor."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _engine_of(labels: Mapping[str, str]) -> str:
