@@ -71,11 +71,15 @@ VARIANTS = frozenset(
     {
         "cuda-hip",
         "cuda-own",
+        "cuda-served",
         "cuda-served-shm",
         "file-buffered",
         "file-own",
         "ofi-tcp-foreign",
         "rdma-four-foreign",
+        "shm-secret",
+        "tcp-ipv6",
+        "tcp-secret",
     }
 )
 
