@@ -1,12 +1,14 @@
 # Moonpool's front door. `make` lists the targets; each does its own set-up, and a second run is quick.
 #   VENV=.venv             the virtual environment               PYTHON=python3.12  the interpreter it is made with
 #   TESTS="tests/unit"     what `make test` runs                 PYTEST_ARGS="-x"   options for it
+#   TEST_JOBS=2            test files run side by side
 #   SEEDS=1000 FIRST=1                   worlds of `make sim`    STEPS=5000000      or so many steps of them
 #   MOONPOOL_NATIVE=auto   require: a missing C library is an error (CI)            SUITES="rdma"  lab suites to run
 
 VENV ?= .venv
 TESTS ?= tests
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 SUITES ?=
 SEEDS ?= 1000
 FIRST ?= 1
@@ -32,7 +34,7 @@ demo: build $(STAMPS)/test-system  ## request traffic through a master, two node
 	$(BIN)/moonpool demo
 
 test: build $(STAMPS)/test-system  ## the test suite (choose with TESTS=, PYTEST_ARGS=)
-	$(BIN)/pytest $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --benchmark-disable $(PYTEST_ARGS) $(TESTS)
 
 contract: build $(STAMPS)/test-system  ## the contract suite over every way to move bytes that this machine has
 	MOONPOOL_CONTRACT_WAYS=all $(BIN)/pytest $(PYTEST_ARGS) tests/contract
