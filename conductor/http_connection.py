@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
     # ---- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there; one too many is told so."""
         self._transport = transport
         if len(self._port.connections) >= self._limits.connections_max:
             self._port.refused += 1
@@ -66,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._port.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone, and what waited with it."""
         self._port.connections.discard(self)
         self._port.held_bytes -= self._held_bytes
         self._held_bytes = 0
@@ -81,15 +83,18 @@ class Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
+        """The client does not take what it is sent: nothing more is read or answered."""
         self._slow_reader = True
         self._read(False)
 
     def resume_writing(self) -> None:
+        """It took it."""
         self._slow_reader = False
         self._rest()
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of requests."""
         if self._deaf:
             return
         if not self.is_busy:
@@ -116,16 +121,19 @@ class Connection(asyncio.Protocol):
     # ---- httptools ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """A request begins."""
         self._request = HttpRequest()
         self._body = b""
         self._head_bytes = 0
         self._in_head = True
 
     def on_url(self, url: bytes) -> None:
+        """A piece of its target."""
         self._head_bytes += len(url)
         self._request.path += url.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or a trailer, which does not count."""
         if not self._in_head:
             return  # a trailer: not merged into the headers (RFC 9110, 6.5.1)
         self._head_bytes += len(name) + len(value)
@@ -135,6 +143,7 @@ class Connection(asyncio.Protocol):
         self._request.headers[text] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        """The head is whole: whether the request is one that is taken."""
         request, headers = self._request, self._request.headers
         request.method = self._parser.get_method().decode("latin-1")
         request.path = origin_path(request.path)
@@ -161,6 +170,7 @@ class Connection(asyncio.Protocol):
         return not (self._waiting or self._answering or self._deaf)
 
     def on_body(self, piece: bytes) -> None:
+        """A piece of the body."""
         if self._deaf:
             return
         if len(self._body) + len(piece) > self._limits.body_bytes_max:
@@ -179,6 +189,7 @@ class Connection(asyncio.Protocol):
             self._body += piece
 
     def on_message_complete(self) -> None:
+        """The request is whole."""
         if self._deaf:
             return
         self._request.body = bytes(self._body)
