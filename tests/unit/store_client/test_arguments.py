@@ -68,7 +68,7 @@ def test_a_policy_is_a_policy(pool: moonpool.Pool, policy: Any) -> None:
         pool.upsert("k", b"v", replace=False)
 
 
-@pytest.mark.parametrize("wrong", NO_LISTS, ids=repr)
+@pytest.mark.parametrize("wrong", NO_LISTS, ids=lambda value: type(value).__name__)
 def test_many_takes_lists(pool: moonpool.Pool, wrong: Any) -> None:
     for call in (
         pool.get_many,
