@@ -171,7 +171,7 @@ def test_another_process_maps_an_allocation(stub: Stub, runtime: DeviceRuntime) 
     array = DeviceArray(SIZE, device=1, fill=7)
     handle = runtime.ipc_export(1, array.address)
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, runtime.name, stub.path, handle.hex()],
+        [sys.executable, "-c", PATHS + CHILD, runtime.name, stub.path, handle.hex()],
         capture_output=True,
         text=True,
         timeout=60,
@@ -184,6 +184,7 @@ def test_another_process_maps_an_allocation(stub: Stub, runtime: DeviceRuntime) 
     array.free()
 
 
+PATHS = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
 CHILD = """
 import sys
 import numpy as np

@@ -40,6 +40,7 @@ def stub() -> Iterator[Stub]:
     made.reset()
 
 
+PATHS = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
 CHILD = """
 import sys
 import numpy as np
@@ -59,7 +60,7 @@ for line in sys.stdin:
 def owner(ends: str) -> Iterator[tuple[Any, str, int]]:
     """An owner of a device region in a process of its own."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, ends, the_stub().path, str(SIZE)],
+        [sys.executable, "-c", PATHS + CHILD, ends, the_stub().path, str(SIZE)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
